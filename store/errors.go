@@ -1,0 +1,110 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Failure reasons: why the database gave no answer. They are part of the contract (google.rpc.ErrorInfo.reason).
+const (
+	ReasonQueueFull           = "QUEUE_FULL"
+	ReasonDatabaseUnavailable = "DATABASE_UNAVAILABLE"
+	ReasonReadOnly            = "READ_ONLY"
+	ReasonCommitUnknown       = "COMMIT_UNKNOWN"
+	ReasonLockTimeout         = "LOCK_TIMEOUT"
+	ReasonContention          = "CONTENTION"
+	ReasonNewerRecipe         = "NEWER_RECIPE"
+	ReasonShuttingDown        = "SHUTTING_DOWN"
+)
+
+// Failure is a request without an answer: the same request is safe to send again.
+type Failure struct {
+	// Reason is one of the Reason constants.
+	Reason string
+	// RetryDelay is how long to wait first.
+	RetryDelay time.Duration
+	// Overload says that the service, not the database, turned the request away.
+	Overload bool
+	// cause is for the log alone.
+	cause error
+}
+
+func (f *Failure) Error() string {
+	if f.cause == nil {
+		return "retryable: " + f.Reason
+	}
+	return fmt.Sprintf("retryable: %s: %v", f.Reason, f.cause)
+}
+
+func (f *Failure) Unwrap() error { return f.cause }
+
+// ErrNotFound says that the tenant has no such row.
+var ErrNotFound = errors.New("not found")
+
+// remedy is what the writer does about an error of a transaction.
+type remedy int
+
+const (
+	// runAgain: a race or a deadlock was lost; nothing was committed, and the next try sees the winner.
+	runAgain remedy = iota
+	// splitOff: one command's lock is held elsewhere, or one command's data is refused; the others go on without it.
+	splitOff
+	// dropConnection: the session is of no use; every command of the batch is answered as retryable.
+	dropConnection
+	// giveUp: a bug or a wrong set-up, the same for every command.
+	giveUp
+)
+
+// constraints that a lost race may violate. Any other violation is a bug in the command's data.
+var raced = map[string]bool{
+	"invoices_pkey":             true,
+	"operations_pkey":           true,
+	"entitlements_pkey":         true,
+	"entitlements_business_key": true,
+	"entries_pkey":              true,
+	"attempts_pkey":             true,
+}
+
+// interpretError is the one place that turns an error of the driver into what is done about it, by SQLSTATE and
+// constraint name, and names the reason that callers see if nothing more can be done.
+func interpretError(err error) (remedy, string) {
+	var pg *pgconn.PgError
+	if errors.Is(err, errRaced) {
+		return runAgain, ReasonContention
+	}
+	if !errors.As(err, &pg) {
+		return dropConnection, ReasonDatabaseUnavailable
+	}
+	switch pg.Code {
+	case "40001", "40P01": // serialization_failure, deadlock_detected
+		return runAgain, ReasonContention
+	case "23505": // unique_violation
+		// The partition's name stands in a violation of a partitioned table's key.
+		if raced[pg.ConstraintName] || pg.ConstraintName == pg.TableName+"_pkey" {
+			return runAgain, ReasonContention
+		}
+		return splitOff, ""
+	case "55P03": // lock_not_available
+		return splitOff, ReasonLockTimeout
+	case "25006": // read_only_sql_transaction
+		return dropConnection, ReasonReadOnly
+	case "0A000", "26000": // cached plan must not change result type; prepared statement does not exist
+		return dropConnection, ReasonDatabaseUnavailable
+	}
+	switch pg.Code[:2] {
+	case "22", "23": // data exception, constraint violation
+		return splitOff, ""
+	case "08", "53", "57", "58": // connection, resources, operator intervention, system error
+		return dropConnection, ReasonDatabaseUnavailable
+	}
+	return giveUp, ""
+}
+
+// errRaced says that a command took its invoice's lock, moved its record, and then found that it had been answered meanwhile.
+var errRaced = errors.New("lost a race")
+
+// errNotCommitted says that COMMIT ended with another tag, or without the standby that it waited for.
+var errNotCommitted = errors.New("the commit was not confirmed")

@@ -1,0 +1,185 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+const (
+	// maintenanceInterval is how often the store looks for what has expired.
+	maintenanceInterval = 10 * time.Minute
+	// partitionsAhead is how many days of attempts have a partition before they come: a service that cannot make one has that
+	// long to be noticed before a grant fails for want of it.
+	partitionsAhead = 14
+	// purgeBatch is how many aliases one statement removes, so that no lock is held for long.
+	purgeBatch = 1000
+)
+
+// startMaintenance makes the partitions that are needed at once, then looks after them, and after what has expired, until the
+// store is closed. Every replica does so; they do not mind each other.
+func (s *Store) startMaintenance(ctx context.Context) error {
+	if err := s.makePartitions(ctx, time.Now()); err != nil {
+		return fmt.Errorf("make the partitions of attempts: %w", err)
+	}
+	ctx, s.stopMaintenance = context.WithCancel(context.WithoutCancel(ctx))
+	s.maintenance.Go(func() {
+		tick := time.NewTicker(maintenanceInterval)
+		defer tick.Stop()
+		for {
+			if err := s.Maintain(ctx, time.Now()); err != nil && ctx.Err() == nil {
+				s.config.Log.Error("maintenance failed, and will be tried again", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	})
+	return nil
+}
+
+// Maintain makes the partitions of the coming days, and removes what has expired as of now: aliases and attempts. What it removes
+// never reopens the business rule: a purged alias of a grant still meets the business key.
+func (s *Store) Maintain(ctx context.Context, now time.Time) error {
+	if err := s.makePartitions(ctx, now); err != nil {
+		return err
+	}
+	if err := s.purgeAliases(ctx, now.Add(-s.config.AliasRetention)); err != nil {
+		return err
+	}
+	return s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention))
+}
+
+// purgeAliasesSQL removes some aliases that were bound before a time. Owners have no owner_key, and stay.
+const purgeAliasesSQL = `
+DELETE FROM operations o
+ USING (SELECT tenant_id, idempotency_key FROM operations
+         WHERE owner_key IS NOT NULL AND applied_at < $1
+         ORDER BY applied_at LIMIT $2) AS old
+ WHERE o.tenant_id = old.tenant_id AND o.idempotency_key = old.idempotency_key AND o.owner_key IS NOT NULL`
+
+func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
+	for {
+		tag, err := s.reads.Exec(ctx, purgeAliasesSQL, before, purgeBatch)
+		if err != nil {
+			return fmt.Errorf("purge aliases: %w", err)
+		}
+		if tag.RowsAffected() < purgeBatch {
+			return nil
+		}
+	}
+}
+
+// partitionName is the table of a day of attempts, in UTC.
+func partitionName(day time.Time) string {
+	return "attempts_" + day.Format("20060102")
+}
+
+var partitionPattern = regexp.MustCompile(`^attempts_(\d{8})$`)
+
+// partitionDay reads the day from a partition's name.
+func partitionDay(name string) (time.Time, bool) {
+	m := partitionPattern.FindStringSubmatch(name)
+	if m == nil {
+		return time.Time{}, false
+	}
+	day, err := time.Parse("20060102", m[1])
+	return day, err == nil
+}
+
+// listPartitionsSQL names the tables of attempts, attached or not: one that was detached before a crash is still to be dropped.
+const listPartitionsSQL = `
+SELECT c.relname, i.inhrelid IS NOT NULL, COALESCE(i.inhdetachpending, false)
+  FROM pg_class c
+  LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
+ WHERE c.relnamespace = 'grantd'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^attempts_[0-9]{8}$'
+ ORDER BY c.relname`
+
+type partition struct {
+	Name          string
+	Attached      bool
+	DetachPending bool
+}
+
+func (s *Store) partitions(ctx context.Context) ([]partition, error) {
+	rows, err := s.reads.Query(ctx, listPartitionsSQL)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[partition])
+}
+
+// makePartitions makes those of yesterday, which a clock behind the database's may still need, to partitionsAhead.
+func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
+	have, err := s.partitions(ctx)
+	if err != nil {
+		return err
+	}
+	attached := make(map[string]bool, len(have))
+	for _, p := range have {
+		attached[p.Name] = p.Attached
+	}
+	today := now.UTC().Truncate(24 * time.Hour)
+	for d := -1; d <= partitionsAhead; d++ {
+		day := today.AddDate(0, 0, d)
+		if attached[partitionName(day)] {
+			continue
+		}
+		if err := s.makePartition(ctx, day); err != nil {
+			return fmt.Errorf("make %s: %w", partitionName(day), err)
+		}
+	}
+	return nil
+}
+
+// makePartition waits a short time for its lock only, since the writes queue behind it.
+func (s *Store) makePartition(ctx context.Context, day time.Time) error {
+	err := pgx.BeginFunc(ctx, s.reads, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s PARTITION OF attempts FOR VALUES FROM ('%s') TO ('%s')`,
+			partitionName(day), day.Format(time.RFC3339), day.AddDate(0, 0, 1).Format(time.RFC3339)))
+		return err
+	})
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "42P07" {
+		// duplicate_table: another replica was looking at the same time, and made it.
+		return nil
+	}
+	return err
+}
+
+// dropPartitions removes the days that ended before a time. They are detached concurrently first, so that no write waits.
+func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
+	have, err := s.partitions(ctx)
+	if err != nil {
+		return err
+	}
+	for _, p := range have {
+		day, ok := partitionDay(p.Name)
+		if !ok || day.AddDate(0, 0, 1).After(before) {
+			continue
+		}
+		if p.Attached {
+			how := "CONCURRENTLY"
+			if p.DetachPending {
+				how = "FINALIZE"
+			}
+			if _, err := s.reads.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how)); err != nil {
+				return fmt.Errorf("detach %s: %w", p.Name, err)
+			}
+		}
+		if _, err := s.reads.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil {
+			return fmt.Errorf("drop %s: %w", p.Name, err)
+		}
+	}
+	return nil
+}

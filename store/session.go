@@ -1,0 +1,122 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// serviceRole is the role that every session of the service takes: it may append to the ledger, never change it.
+const serviceRole = "grantd_service"
+
+// sessionSettings are sent with every connection. A value in the database URL goes before.
+var sessionSettings = map[string]string{
+	"application_name": "grantd",
+	"role":             serviceRole,
+	"search_path":      "grantd",
+	"timezone":         "UTC",
+	// What is acknowledged has reached the disk, and the synchronous standby where one is set up.
+	"synchronous_commit": "on",
+	// A dead host must not hold locks.
+	"tcp_keepalives_idle":                 "30",
+	"tcp_keepalives_interval":             "10",
+	"tcp_keepalives_count":                "3",
+	"tcp_user_timeout":                    "30000",
+	"idle_in_transaction_session_timeout": "10000",
+	// Every statement is a probe of indexes for a handful of keys, whatever the statistics of a fresh table say.
+	"enable_seqscan":   "off",
+	"enable_hashjoin":  "off",
+	"enable_mergejoin": "off",
+	"enable_material":  "off",
+	"plan_cache_mode":  "force_generic_plan",
+	"jit":              "off",
+}
+
+func applySettings(cfg *pgconn.Config) {
+	if cfg.RuntimeParams == nil {
+		cfg.RuntimeParams = make(map[string]string)
+	}
+	for name, value := range sessionSettings {
+		if _, set := cfg.RuntimeParams[name]; !set {
+			cfg.RuntimeParams[name] = value
+		}
+	}
+}
+
+// session is a connection that one committer owns. Committers use no pool, so that a transaction can never wait for a second
+// connection.
+type session struct {
+	config      *pgx.ConnConfig
+	lockTimeout time.Duration
+	conn        *pgx.Conn
+	// established makes the dialer refuse: the only thing that pgx would dial for then is a cancel request, and one that
+	// reaches a COMMIT waiting for its standby makes the commit visible without it.
+	established *atomic.Bool
+	// unconfirmed is set by the notice that a commit did not wait for its standby to the end.
+	unconfirmed bool
+}
+
+var errNoCancelRequests = errors.New("cancel requests are not sent")
+
+// connect makes sure that there is a connection to a writable primary.
+func (s *session) connect(ctx context.Context, timeout time.Duration) error {
+	if s.conn != nil && !s.conn.IsClosed() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+
+	cfg := s.config.Copy()
+	cfg.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	cfg.RuntimeParams["lock_timeout"] = fmt.Sprint(s.lockTimeout.Milliseconds())
+	dial, established := cfg.DialFunc, new(atomic.Bool)
+	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if established.Load() {
+			return nil, errNoCancelRequests
+		}
+		return dial(ctx, network, addr)
+	}
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if n.Routine == "SyncRepWaitForLSN" {
+			s.unconfirmed = true
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	registerArrays(conn.TypeMap())
+	for _, sql := range transactionStatements {
+		// Prepared under its own text, so that no transaction has to.
+		if _, err := conn.Prepare(ctx, sql, sql); err != nil {
+			conn.Close(ctx)
+			return fmt.Errorf("prepare: %w", err)
+		}
+	}
+	s.conn, s.established, s.unconfirmed = conn, established, false
+	s.established.Store(true)
+	return nil
+}
+
+// bound closes the socket after a time, so that a silent network ends the waiting. The returned function takes it back.
+func (s *session) bound(timeout time.Duration) (stop func() bool) {
+	socket := s.conn.PgConn().Conn()
+	return time.AfterFunc(timeout, func() { socket.Close() }).Stop
+}
+
+// drop ends the connection. The server rolls back what was open.
+func (s *session) drop() {
+	if s.conn == nil {
+		return
+	}
+	socket := s.conn.PgConn().Conn()
+	socket.SetDeadline(time.Now().Add(time.Second))
+	s.conn.Close(context.Background())
+	s.conn = nil
+}

@@ -1,0 +1,261 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// Config is what a store is made from. The zero value of every field but DatabaseURL stands for its default.
+type Config struct {
+	// DatabaseURL may name several hosts; writes go to the one that is a writable primary.
+	DatabaseURL string
+	// Catalog is nil where every type may be granted.
+	Catalog *Catalog
+
+	// Committers is how many transactions run at once, 1 by default: fewer and larger ones cost less.
+	Committers int
+	// BatchLimit is how many commands one transaction takes, 1000 by default.
+	BatchLimit int
+	// QueueLimit is how many commands may wait, 8192 by default.
+	QueueLimit int
+	// SlowLanes is how many blocked commands are waited for at once, and SlowQueueLimit how many may wait for that; 4 and 256 by
+	// default.
+	SlowLanes      int
+	SlowQueueLimit int
+	// LockTimeout is how long a batch waits for a row that another session holds, 25 ms by default; SlowLockTimeout how
+	// long a command in the slow lane does, 5 s by default.
+	LockTimeout     time.Duration
+	SlowLockTimeout time.Duration
+	// CommitTimeout bounds the silence of a transaction's socket, 10 s by default; after it the commit's fate is unknown.
+	CommitTimeout time.Duration
+	// ConnectTimeout bounds the making of a session, 5 s by default.
+	ConnectTimeout time.Duration
+	// ReadConns is the size of the pool for reads, 8 by default.
+	ReadConns int32
+
+	// AliasRetention is how long an alias is kept, 400 days by default; AttemptRetention how long an attempt is, 30 days.
+	AliasRetention   time.Duration
+	AttemptRetention time.Duration
+
+	Log            *slog.Logger
+	TracerProvider trace.TracerProvider
+	MeterProvider  metric.MeterProvider
+	// QueryTracer sees every statement, where telemetry is on.
+	QueryTracer pgx.QueryTracer
+
+	tracer trace.Tracer
+}
+
+func (c Config) withDefaults() Config {
+	setDefault(&c.Committers, 1)
+	setDefault(&c.BatchLimit, 1000)
+	setDefault(&c.QueueLimit, 8192)
+	setDefault(&c.SlowLanes, 4)
+	setDefault(&c.SlowQueueLimit, 256)
+	setDefault(&c.LockTimeout, 25*time.Millisecond)
+	setDefault(&c.SlowLockTimeout, 5*time.Second)
+	setDefault(&c.CommitTimeout, 10*time.Second)
+	setDefault(&c.ConnectTimeout, 5*time.Second)
+	setDefault(&c.ReadConns, 8)
+	setDefault(&c.AliasRetention, 400*24*time.Hour)
+	setDefault(&c.AttemptRetention, 30*24*time.Hour)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.TracerProvider == nil {
+		c.TracerProvider = tracenoop.NewTracerProvider()
+	}
+	if c.MeterProvider == nil {
+		c.MeterProvider = metricnoop.NewMeterProvider()
+	}
+	c.tracer = c.TracerProvider.Tracer("github.com/grantd/grantd/store")
+	return c
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Store is the authority. Its methods may be called from any number of goroutines, in any number of processes on one
+// database.
+type Store struct {
+	config Config
+	reads  *pgxpool.Pool
+	writer *writer
+
+	stopMaintenance context.CancelFunc
+	maintenance     sync.WaitGroup
+}
+
+// Open connects to a migrated database and starts the writer and the maintenance of old rows. It fails when no primary answers, so
+// that a wrong URL is noticed at once.
+func Open(ctx context.Context, config Config) (*Store, error) {
+	s := &Store{config: config.withDefaults()}
+	cfg := &s.config
+
+	session1, err := pgx.ParseConfig(cfg.DatabaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database URL: %w", err)
+	}
+	applySettings(&session1.Config)
+	session1.Tracer = cfg.QueryTracer
+
+	if s.reads, err = openReads(ctx, cfg); err != nil {
+		return nil, err
+	}
+	var depth func() int64 = func() int64 { return int64(s.writer.queue.depth()) }
+	m, err := newMeters(cfg.MeterProvider, depth)
+	if err != nil {
+		s.reads.Close()
+		return nil, err
+	}
+	s.writer = newWriter(cfg, m, func(lockTimeout time.Duration) *session {
+		return &session{config: session1, lockTimeout: lockTimeout}
+	})
+	if err := s.startMaintenance(ctx); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// openReads makes the pool that look-ups use. They go to a primary, also while it is read-only: what is there may be told.
+func openReads(ctx context.Context, cfg *Config) (*pgxpool.Pool, error) {
+	pool, err := pgxpool.ParseConfig(cfg.DatabaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database URL: %w", err)
+	}
+	applySettings(&pool.ConnConfig.Config)
+	pool.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	pool.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
+	pool.ConnConfig.Tracer = cfg.QueryTracer
+	pool.MaxConns = cfg.ReadConns
+	p, err := pgxpool.NewWithConfig(ctx, pool)
+	if err != nil {
+		return nil, fmt.Errorf("open the database: %w", err)
+	}
+	if err := p.Ping(ctx); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("open the database: %w", err)
+	}
+	return p, nil
+}
+
+// Close answers what is still queued, then ends every session.
+func (s *Store) Close() {
+	if s.stopMaintenance != nil {
+		s.stopMaintenance()
+		s.maintenance.Wait()
+	}
+	s.writer.close()
+	s.reads.Close()
+}
+
+// Apply decides and commits one command. It returns a *Failure when the database gave no answer, and ctx's error when the caller
+// left first: a command that was already taken up is then committed all the same, and a replay tells.
+func (s *Store) Apply(ctx context.Context, c *Command) (Answer, error) {
+	p := &pending{command: *c}
+	if err := s.locate(ctx, &p.command); err != nil {
+		return Answer{}, err
+	}
+	p.traceWith(ctx)
+	if err := s.writer.submit(ctx, []*pending{p}); err != nil {
+		return Answer{}, err
+	}
+	return p.answer, p.err
+}
+
+// Result is what one command of many is told: an answer, or an error as Apply returns.
+type Result struct {
+	Answer Answer
+	Err    error
+}
+
+// ApplyAll decides and commits many commands, not atomically: each has its own result, in the order given. Where two share
+// a key or a business key, the earlier one is decided first.
+func (s *Store) ApplyAll(ctx context.Context, commands []Command) ([]Result, error) {
+	all := make([]*pending, len(commands))
+	room := make([]pending, len(commands))
+	for i := range commands {
+		p := &room[i]
+		p.command = commands[i]
+		if err := s.locate(ctx, &p.command); err != nil {
+			return nil, err
+		}
+		p.traceWith(ctx)
+		all[i] = p
+	}
+	if len(all) > 0 {
+		if err := s.writer.submit(ctx, all); err != nil {
+			return nil, err
+		}
+	}
+	results := make([]Result, len(all))
+	for i, p := range all {
+		results[i] = Result{p.answer, p.err}
+	}
+	return results, nil
+}
+
+// locateSQL finds what never changes: the business key of an id, and the id of a business key.
+const locateSQL = `
+SELECT entitlement_id, invoice_id, entitlement_type, operation_version
+  FROM entitlements
+ WHERE tenant_id = $1 AND (entitlement_id = $2
+    OR invoice_id = $3 AND entitlement_type = $4 AND operation_version = $5)
+ LIMIT 1`
+
+// locate completes the target of a reversal or reinstatement, so that the writer knows which invoice to lock. A target that is not
+// there is left as it is: the ladder refuses it.
+func (s *Store) locate(ctx context.Context, c *Command) error {
+	if c.Kind != entitlementv1.OperationKind_OPERATION_KIND_REVERSE && c.Kind != entitlementv1.OperationKind_OPERATION_KIND_REINSTATE {
+		return nil
+	}
+	b := &c.Target.BusinessKey
+	var id any
+	if c.Target.EntitlementID != uuid.Nil {
+		id = [16]byte(c.Target.EntitlementID)
+	}
+	var found [16]byte
+	err := s.reads.QueryRow(ctx, locateSQL, c.TenantID, id, b.InvoiceID, b.EntitlementType, b.OperationVersion).
+		Scan(&found, &b.InvoiceID, &b.EntitlementType, &b.OperationVersion)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return readFailure(err)
+	}
+	c.Target.EntitlementID = found
+	return nil
+}
+
+// readFailure turns an error of a read into a Failure where a later read may succeed.
+func readFailure(err error) error {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	switch what, reason := interpretError(err); {
+	case what == giveUp || reason == "":
+		return fmt.Errorf("read: %w", err)
+	default:
+		return &Failure{Reason: reason, RetryDelay: jitter(time.Second), cause: err}
+	}
+}

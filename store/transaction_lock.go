@@ -1,0 +1,186 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// lockColumns holds one row for each invoice to lock. It is kept from batch to batch.
+type lockColumns struct {
+	tenant, invoice, key []string
+	state                []int16
+	version              []int64
+}
+
+// Evidence of commands that bring none: they lock the invoice's row, and neither make nor move it.
+const (
+	noState   = 0
+	noVersion = -1
+)
+
+// evidence is what the command says of its invoice.
+func (c *Command) evidence() InvoiceVersion {
+	switch c.Kind {
+	case entitlementv1.OperationKind_OPERATION_KIND_GRANT, entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE:
+		return c.Invoice
+	default:
+		return InvoiceVersion{noState, noVersion}
+	}
+}
+
+// mayWrite says whether a command needs its invoice's lock. Replays, and grants that are refused whatever the invoice says, never
+// look at it.
+func mayWrite(c *Command, f *facts, catalog *Catalog) bool {
+	if f.known != nil {
+		return false
+	}
+	return c.Kind != entitlementv1.OperationKind_OPERATION_KIND_GRANT || f.entitlement == nil && c.refusal(catalog) == nil
+}
+
+// lock is the second flight, for the commands that may write: it locks their invoices, moves the records forward, and reads
+// again what may have changed before the locks were held. Grants need no second look at their keys: if a winner came between,
+// the unique constraints stop the transaction, and the next one sees it.
+func (t *transaction) lock(ctx context.Context, batch []*pending) error {
+	lockers := t.places[:0]
+	grantsOnly := true
+	for i, p := range batch {
+		if mayWrite(&p.command, &t.facts[i], t.catalog) {
+			lockers = append(lockers, i)
+			grantsOnly = grantsOnly && p.command.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT
+		}
+	}
+	t.places = lockers
+	if len(lockers) == 0 {
+		return nil
+	}
+	t.fold(batch, lockers)
+
+	l := &t.locks
+	var b pgx.Batch
+	b.Queue(lockInvoicesSQL, l.tenant, l.invoice, l.key, l.state, l.version)
+	if !grantsOnly {
+		t.in.set(batch, lockers)
+		b.Queue(readInvoicesSQL, t.in.tenant, t.in.key, t.in.invoice)
+		t.in.queueReads(&b)
+	}
+	b.Queue(clockSQL)
+	results := t.session.conn.SendBatch(ctx, &b)
+	defer results.Close()
+	tag, err := results.Exec()
+	if err != nil {
+		return err
+	}
+	if !grantsOnly {
+		if err := t.scanInvoices(results, lockers); err != nil {
+			return err
+		}
+		for _, i := range lockers {
+			f := &t.facts[i]
+			t.facts[i] = facts{invoice: f.invoice, moved: f.moved}
+		}
+		if err := t.scanReads(results, lockers); err != nil {
+			return err
+		}
+	}
+	if err := results.QueryRow().Scan(&t.now); err != nil {
+		return err
+	}
+	if err := results.Close(); err != nil {
+		return err
+	}
+	if grantsOnly && tag.RowsAffected() < int64(len(l.invoice)) {
+		return t.readInvoices(ctx, batch, lockers)
+	}
+	return nil
+}
+
+// fold leaves one row for each invoice, the evidence of the highest version, in bytewise order. Until the records are read, each
+// command takes its invoice's for moved to that.
+func (t *transaction) fold(batch []*pending, lockers []int) {
+	l := &t.locks
+	l.tenant, l.invoice, l.key, l.state, l.version = l.tenant[:0], l.invoice[:0], l.key[:0], l.state[:0], l.version[:0]
+	slices.SortFunc(lockers, func(i, j int) int {
+		a, b := &batch[i].claims.invoice, &batch[j].claims.invoice
+		return cmp.Or(strings.Compare(a.tenant, b.tenant), strings.Compare(a.name, b.name),
+			cmp.Compare(batch[j].command.evidence().Version, batch[i].command.evidence().Version))
+	})
+	for n, i := range lockers {
+		c, f := &batch[i].command, &t.facts[i]
+		if n > 0 && batch[i].claims.invoice == batch[lockers[n-1]].claims.invoice {
+			f.invoice = t.facts[lockers[n-1]].invoice
+			continue
+		}
+		f.invoice, f.moved = c.evidence(), true
+		l.tenant = append(l.tenant, c.TenantID)
+		l.invoice = append(l.invoice, batch[i].claims.invoice.name)
+		l.key = append(l.key, c.IdempotencyKey)
+		l.state = append(l.state, int16(f.invoice.State))
+		l.version = append(l.version, f.invoice.Version)
+	}
+}
+
+// lockInvoicesSQL locks the rows and moves them forward. The rows come in bytewise order, as in every transaction of every
+// replica: no two of them wait for each other. The row count says how many were made or moved.
+const lockInvoicesSQL = `
+INSERT INTO invoices AS i (tenant_id, invoice_id, state, version, recorded_by, recorded_at)
+SELECT tenant_id, invoice_id, state, version, idempotency_key, clock_timestamp()
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[])
+       AS c (tenant_id, invoice_id, idempotency_key, state, version)
+       -- Reversals and reinstatements lock a row that is there, and never make one. A subquery of another form would be hashed
+       -- over the whole table.
+ WHERE state <> 0 OR (SELECT true FROM invoices r WHERE r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id)
+    ON CONFLICT (tenant_id, invoice_id) DO UPDATE
+   SET state = excluded.state, version = excluded.version,
+       recorded_by = excluded.recorded_by, recorded_at = excluded.recorded_at
+       -- The row is locked also where this is false.
+ WHERE excluded.version > i.version`
+
+// readInvoicesSQL reads, for each command, its invoice's record after the locks were taken, and whether this very transaction moved
+// it, by this command's evidence.
+const readInvoicesSQL = `
+SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid
+  FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS c (tenant_id, idempotency_key, invoice_id, position)
+  JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id`
+
+// readInvoices is sent where some record was there before and did not move.
+func (t *transaction) readInvoices(ctx context.Context, batch []*pending, places []int) error {
+	t.in.set(batch, places)
+	var b pgx.Batch
+	b.Queue(readInvoicesSQL, t.in.tenant, t.in.key, t.in.invoice)
+	results := t.session.conn.SendBatch(ctx, &b)
+	defer results.Close()
+	if err := t.scanInvoices(results, places); err != nil {
+		return err
+	}
+	return results.Close()
+}
+
+func (t *transaction) scanInvoices(results pgx.BatchResults, places []int) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for _, i := range places {
+		t.facts[i].invoice, t.facts[i].moved = InvoiceVersion{}, false
+	}
+	var position int
+	var state int16
+	var version int64
+	var moved bool
+	dest := []any{&position, &state, &version, &moved}
+	for rows.Next() {
+		if err := rows.Scan(dest...); err != nil {
+			return err
+		}
+		f := &t.facts[places[position-1]]
+		f.invoice, f.moved = InvoiceVersion{entitlementv1.InvoiceState(state), version}, moved
+	}
+	return rows.Err()
+}

@@ -1,0 +1,188 @@
+package store
+
+import (
+	"context"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// input holds commands as columns, for the set-based statements. It is kept from batch to batch.
+type input struct {
+	tenant, key, invoice, typeName []string
+	kind                           []int16
+	operationVersion               []int64
+}
+
+// set takes the commands at these places of the batch.
+func (in *input) set(batch []*pending, places []int) {
+	in.tenant, in.key, in.invoice, in.typeName = in.tenant[:0], in.key[:0], in.invoice[:0], in.typeName[:0]
+	in.kind, in.operationVersion = in.kind[:0], in.operationVersion[:0]
+	for _, i := range places {
+		c := &batch[i].command
+		b := c.businessKey()
+		in.tenant = append(in.tenant, c.TenantID)
+		in.key = append(in.key, c.IdempotencyKey)
+		in.kind = append(in.kind, int16(c.Kind))
+		in.invoice = append(in.invoice, b.InvoiceID)
+		in.typeName = append(in.typeName, b.EntitlementType)
+		in.operationVersion = append(in.operationVersion, b.OperationVersion)
+	}
+}
+
+// recording says whether any of the commands records an invoice's state.
+func (in *input) recording() bool {
+	return slices.Contains(in.kind, int16(entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE))
+}
+
+// queueReads asks for what is known of the input's commands.
+func (in *input) queueReads(b *pgx.Batch) {
+	b.Queue(readFactsSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
+	if in.recording() {
+		b.Queue(readOnInvoiceSQL, in.tenant, in.key, in.kind, in.invoice)
+	}
+}
+
+// scanReads takes what queueReads asked for.
+func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
+	if err := t.scanFacts(results, places); err != nil {
+		return err
+	}
+	if t.in.recording() {
+		return t.scanOnInvoice(results, places)
+	}
+	return nil
+}
+
+// read is the first flight. It locks nothing: replays and refusals are answered from it, and it tells who needs a lock.
+func (t *transaction) read(ctx context.Context, batch []*pending) error {
+	t.places = t.places[:0]
+	for i := range batch {
+		t.places = append(t.places, i)
+	}
+	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
+	clear(t.facts)
+	t.in.set(batch, t.places)
+
+	var b pgx.Batch
+	b.Queue(beginSQL)
+	t.in.queueReads(&b)
+	b.Queue(clockSQL)
+	results := t.session.conn.SendBatch(ctx, &b)
+	defer results.Close()
+	if _, err := results.Exec(); err != nil {
+		return err
+	}
+	if err := t.scanReads(results, t.places); err != nil {
+		return err
+	}
+	if err := results.QueryRow().Scan(&t.now); err != nil {
+		return err
+	}
+	return results.Close()
+}
+
+// factsColumns and factsFrom read what is known of the commands c: the row under the key, the winner, the entitlement
+// that either of them or the business key names, and the entry that is the result.
+const (
+	factsColumns = `
+       COALESCE(o.idempotency_key, ''), COALESCE(o.kind, 0), COALESCE(o.owner_key, ''), COALESCE(o.fingerprint, ''), COALESCE(o.recipe, 0),
+       COALESCE(o.invoice_id, ''), o.entitlement_id, COALESCE(o.entry_number, 0), COALESCE(o.invoice_state, 0),
+       COALESCE(o.invoice_version, 0), COALESCE(o.actor, ''), COALESCE(o.reason, ''), o.attempt_id, COALESCE(o.event_id, ''),
+       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'),
+       COALESCE(w.idempotency_key, ''), COALESCE(w.kind, 0), COALESCE(w.owner_key, ''), COALESCE(w.fingerprint, ''), COALESCE(w.recipe, 0),
+       COALESCE(w.invoice_id, ''), w.entitlement_id, COALESCE(w.entry_number, 0), COALESCE(w.invoice_state, 0),
+       COALESCE(w.invoice_version, 0), COALESCE(w.actor, ''), COALESCE(w.reason, ''), w.attempt_id, COALESCE(w.event_id, ''),
+       COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch'),
+       e.entitlement_id, COALESCE(e.invoice_id, ''), COALESCE(e.entitlement_type, ''), COALESCE(e.operation_version, 0), e.scope,
+       e.quantity, e.starts_at, e.expires_at, COALESCE(e.fingerprint, ''), COALESCE(e.recipe, 0), COALESCE(e.operation_key, ''),
+       COALESCE(e.granted_at, 'epoch'), e.ends_at, COALESCE(e.state, 0), COALESCE(e.version, 0), COALESCE(e.changed_at, 'epoch'),
+       COALESCE(n.entry_number, 0), COALESCE(n.kind, 0), COALESCE(n.operation_key, ''), COALESCE(n.invoice_version, 0),
+       COALESCE(n.actor, ''), COALESCE(n.reason, ''), COALESCE(n.at, 'epoch'),
+       COALESCE(r.state, 0), COALESCE(r.version, 0)`
+
+	factsFrom = `
+  LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
+  LEFT JOIN entitlements b ON b.tenant_id = c.tenant_id AND b.invoice_id = c.invoice_id
+        AND b.entitlement_type = c.entitlement_type AND b.operation_version = c.operation_version
+        -- A known key is the answer, whatever the business key says.
+        AND o.idempotency_key IS NULL
+        -- Both columns come from the same tables, so that the planner takes both for the index, also before it has statistics.
+  LEFT JOIN entitlements e ON e.tenant_id = COALESCE(o.tenant_id, b.tenant_id)
+        AND e.entitlement_id = COALESCE(o.entitlement_id, b.entitlement_id)
+        -- A grant's result is its first entry; that of a reversal or reinstatement under a new key, the last one.
+  LEFT JOIN entries n ON n.tenant_id = e.tenant_id AND n.entitlement_id = e.entitlement_id
+        AND n.entry_number = COALESCE(o.entry_number, CASE c.kind WHEN 1 THEN 1 ELSE e.version END)
+  LEFT JOIN invoices r ON c.kind = 2 AND r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id
+  LEFT JOIN operations w ON w.tenant_id = COALESCE(o.tenant_id, n.tenant_id, r.tenant_id)
+        AND w.idempotency_key = COALESCE(o.owner_key, o.idempotency_key, n.operation_key, r.recorded_by)`
+)
+
+// readFactsSQL returns a row for each command of which anything is known.
+const readFactsSQL = `
+SELECT c.position::int,` + factsColumns + `
+  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)` + factsFrom + `
+ WHERE o.idempotency_key IS NOT NULL OR e.entitlement_id IS NOT NULL OR w.idempotency_key IS NOT NULL`
+
+// scanFacts puts the rows to the commands at these places of the batch.
+func (t *transaction) scanFacts(results pgx.BatchResults, places []int) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var position int
+		var r factsRow
+		if err := rows.Scan(append([]any{&position}, r.destinations()...)...); err != nil {
+			return err
+		}
+		r.fill(&t.facts[places[position-1]], t.in.tenant[position-1])
+	}
+	return rows.Err()
+}
+
+// readOnInvoiceSQL returns, for each command that records an invoice's state, the invoice's entitlements, each with the entry
+// that the winner appended to it, if the command is a replay.
+const readOnInvoiceSQL = `
+SELECT c.position::int, e.entitlement_id, e.invoice_id, e.entitlement_type, e.operation_version, e.scope,
+       e.quantity, e.starts_at, e.expires_at, e.fingerprint, e.recipe, e.operation_key,
+       e.granted_at, e.ends_at, e.state, e.version, e.changed_at,
+       COALESCE(n.entry_number, 0), COALESCE(n.kind, 0), COALESCE(n.operation_key, ''), COALESCE(n.invoice_version, 0),
+       COALESCE(n.actor, ''), COALESCE(n.reason, ''), COALESCE(n.at, 'epoch')
+  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, position)
+  JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id
+  LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
+  JOIN entitlements e ON e.tenant_id = c.tenant_id AND e.invoice_id = COALESCE(o.invoice_id, c.invoice_id)
+  LEFT JOIN entries n ON n.tenant_id = e.tenant_id AND n.entitlement_id = e.entitlement_id AND n.kind = 2
+        AND n.operation_key = COALESCE(o.owner_key, o.idempotency_key, i.recorded_by)
+ WHERE c.kind = 2
+ ORDER BY c.position, e.entitlement_id`
+
+// scanOnInvoice puts the rows to the commands at these places of the batch.
+func (t *transaction) scanOnInvoice(results pgx.BatchResults, places []int) error {
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var position int
+		var e entitlementRow
+		var n entryRow
+		dest := append([]any{&position}, e.destinations()...)
+		if err := rows.Scan(append(dest, n.destinations()...)...); err != nil {
+			return err
+		}
+		f := &t.facts[places[position-1]]
+		tenant := t.in.tenant[position-1]
+		entitlement := e.entitlement(tenant)
+		f.onInvoice = append(f.onInvoice, entitlement)
+		f.reversedBy = append(f.reversedBy, n.entry(tenant, entitlement.ID))
+	}
+	return rows.Err()
+}
