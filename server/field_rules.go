@@ -1,0 +1,152 @@
+package server
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// The rules for single fields, each with the sentence that callers are told. Whatever breaks one is refused: nothing is
+// trimmed, folded or normalised, so names that look alike stay apart or are refused.
+const (
+	ruleIdempotencyKey  = "Required: 1 to 200 of the characters A-Z a-z 0-9 . _ : / ~ @ + = -"
+	ruleIdentifier      = "Required: 1 to 128 visible ASCII characters, no spaces."
+	ruleUUID            = "Required: a UUID of 32 lower-case hexadecimal digits with hyphens, as grantd returned it."
+	ruleVersion         = "Must not be negative."
+	ruleQuantity        = "Must be at least 1 when set; leave it unset for \"not counted\"."
+	ruleRequired        = "Required."
+	ruleDiagnostic      = "Must be at most 200 bytes of valid UTF-8 without NUL."
+	ruleInvoiceState    = "Required: must be OPEN, PAID, VOIDED or REFUNDED."
+	ruleView            = "Must be BASIC or FULL, or unset."
+	ruleScopeEntries    = "Must have at most 32 entries."
+	ruleScopeBytes      = "Keys and values together must be at most 2048 bytes."
+	ruleScopeKey        = "The key must be a lower-case letter, then at most 62 of a-z 0-9 _ and the dot."
+	ruleScopeValue      = "The value must be at most 256 bytes of valid UTF-8 without NUL."
+	ruleTimestamp       = "Must be a valid time from the year 1 to the year 9999."
+	ruleMicroseconds    = "Must be whole microseconds; finer is refused."
+	ruleWindow          = "Must be after starts_at."
+	ruleUnknownField    = "This version does not know a field of this number."
+	ruleBatchItems      = "Must have 1 to 1000 items."
+	ruleBatchBytes      = "All items together must be at most 1 MiB."
+	ruleOperationName   = "Required: idempotency_key or business_key, unless grant names the operation."
+	ruleEntitlementName = "Required: entitlement_id or business_key."
+	ruleSameTenant      = "Must be the tenant_id of the look-up."
+	ruleSameEffect      = "Must be the same as in business_key."
+)
+
+const (
+	maxIdempotencyKeyBytes = 200
+	maxIdentifierBytes     = 128
+	maxDiagnosticBytes     = 200
+	maxScopeEntries        = 32
+	maxScopeBytes          = 2 << 10
+	maxScopeKeyBytes       = 63
+	maxScopeValueBytes     = 256
+	maxBatchItems          = 1000
+	maxBatchBytes          = 1 << 20
+)
+
+func isIdempotencyKey(s string) bool {
+	if len(s) < 1 || len(s) > maxIdempotencyKeyBytes {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '-' <= c && c <= ':': // the range is - . / 0-9 :
+		case c == '_', c == '~', c == '@', c == '+', c == '=':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func isIdentifier(s string) bool {
+	if len(s) < 1 || len(s) > maxIdentifierBytes {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < 0x21 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
+}
+
+// isUUID accepts the canonical form alone: one entitlement has one name.
+func isUUID(s string) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case i == 8 || i == 13 || i == 18 || i == 23:
+			if c != '-' {
+				return false
+			}
+		case '0' <= c && c <= '9', 'a' <= c && c <= 'f':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func isScopeKey(s string) bool {
+	if len(s) < 1 || len(s) > maxScopeKeyBytes || s[0] < 'a' || s[0] > 'z' {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// isText accepts up to a number of bytes, empty too. The wire cannot carry invalid UTF-8, but a caller in the same process
+// can, and PostgreSQL stores neither that nor NUL.
+func isText(s string, maxBytes int) bool {
+	return len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
+}
+
+func isInvoiceState(s entitlementv1.InvoiceState) bool {
+	switch s {
+	case entitlementv1.InvoiceState_INVOICE_STATE_OPEN,
+		entitlementv1.InvoiceState_INVOICE_STATE_PAID,
+		entitlementv1.InvoiceState_INVOICE_STATE_VOIDED,
+		entitlementv1.InvoiceState_INVOICE_STATE_REFUNDED:
+		return true
+	}
+	return false
+}
+
+func isOperationView(v entitlementv1.OperationView) bool {
+	switch v {
+	case entitlementv1.OperationView_OPERATION_VIEW_UNSPECIFIED,
+		entitlementv1.OperationView_OPERATION_VIEW_BASIC,
+		entitlementv1.OperationView_OPERATION_VIEW_FULL:
+		return true
+	}
+	return false
+}
+
+// checkTime reports whether an optional time is set and keeps the rules, so that it can be compared.
+func checkTime(v *violations, field string, t *timestamppb.Timestamp) bool {
+	switch {
+	case t == nil:
+		return false
+	case !t.IsValid():
+		v.add(field, ruleTimestamp)
+		return false
+	case t.Nanos%1000 != 0:
+		v.add(field, ruleMicroseconds)
+		return false
+	}
+	return true
+}
