@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/grantd/grantd/internal/pgdev"
+	"github.com/grantd/grantd/migrations"
+)
+
+// productionSettings keep every promise of a commit, and the memory and log sizes of a small dedicated server.
+func productionSettings() map[string]string {
+	return map[string]string{
+		"fsync":                        "on",
+		"synchronous_commit":           "on",
+		"full_page_writes":             "on",
+		"shared_buffers":               "1GB",
+		"effective_cache_size":         "4GB",
+		"maintenance_work_mem":         "256MB",
+		"max_wal_size":                 "4GB",
+		"checkpoint_timeout":           "15min",
+		"checkpoint_completion_target": "0.9",
+		"wal_buffers":                  "16MB",
+	}
+}
+
+// database is one of the private server's, with a grantd server on it.
+type database struct {
+	url     string
+	service *service
+	conns   []*grpc.ClientConn
+	load    *Load
+}
+
+// emptySQL leaves the tables as the migrations made them.
+const emptySQL = `TRUNCATE grantd.invoices, grantd.operations, grantd.entitlements, grantd.entries, grantd.attempts`
+
+// newDatabase makes the database, migrates it and starts a server on it.
+func newDatabase(ctx context.Context, postgres *pgdev.Server, name string, o CompareOptions) (*database, error) {
+	if err := execute(ctx, postgres.URL("postgres"), "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()); err != nil {
+		return nil, err
+	}
+	d := &database{url: postgres.URL(name)}
+	if _, err := migrations.Up(ctx, d.url); err != nil {
+		return nil, err
+	}
+	var err error
+	if d.service, err = startService(ctx, o.Serve, d.url); err != nil {
+		return nil, err
+	}
+	for range o.Conns {
+		conn, err := grpc.NewClient("passthrough:///"+d.service.addr,
+			append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+		if err != nil {
+			d.close()
+			return nil, err
+		}
+		d.conns = append(d.conns, conn)
+	}
+	d.load = NewLoad(d.conns)
+	return d, nil
+}
+
+func (d *database) close() {
+	for _, conn := range d.conns {
+		conn.Close()
+	}
+	d.service.stop()
+}
+
+// execute runs statements one by one outside a transaction.
+func execute(ctx context.Context, url string, statements ...string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for _, statement := range statements {
+		if _, err := conn.Exec(ctx, statement); err != nil {
+			return fmt.Errorf("%s: %w", statement, err)
+		}
+	}
+	return nil
+}
+
+// preloadSQL writes the grants numbered $1 to $2. The keys look random, as those of invoices do, so that they spread over the
+// indexes as they would have in years of use.
+var preloadSQL = fmt.Sprintf(`WITH drawn AS MATERIALIZED (
+    SELECT 'cus_' || substr(md5((1 + n %% %d)::text), 1, 14) AS tenant_id, 'in_' || substr(md5('invoice ' || n), 1, 20) AS invoice_id,
+           'evt_' || substr(md5('event ' || n), 1, 14) AS event_id
+      FROM generate_series($1::bigint, $2::bigint) AS n
+)%s`, tenantCount, strings.TrimSpace(grantSQL))
+
+const (
+	preloadChunk   = 50_000
+	preloadWriters = 2
+)
+
+// preload fills every table with count grants. The attempts' partition of today must be there: the server makes it.
+func preload(ctx context.Context, url string, count int, logf func(string, ...any)) error {
+	group, writing := errgroup.WithContext(ctx)
+	var next atomic.Int64
+	begin := time.Now()
+	for range preloadWriters {
+		group.Go(func() error {
+			conn, err := pgx.Connect(writing, url)
+			if err != nil {
+				return err
+			}
+			defer conn.Close(context.WithoutCancel(writing))
+			// Nothing here has to survive a crash; the measurements come later, on sessions of their own.
+			if _, err := conn.Exec(writing, "SET synchronous_commit = off"); err != nil {
+				return err
+			}
+			for {
+				last := next.Add(preloadChunk)
+				first := last - preloadChunk + 1
+				if first > int64(count) {
+					return nil
+				}
+				if _, err := conn.Exec(writing, preloadSQL, first, min(last, int64(count))); err != nil {
+					return fmt.Errorf("preload: %w", err)
+				}
+				if last%(10*preloadChunk) == 0 {
+					logf("%d of %d entitlements loaded in %v", min(last, int64(count)), count, time.Since(begin).Round(time.Second))
+				}
+			}
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	// What autovacuum would do soon, and in the middle of a measurement.
+	logf("vacuum and checkpoint")
+	return execute(ctx, url, "VACUUM (FREEZE, ANALYZE)", "CHECKPOINT")
+}

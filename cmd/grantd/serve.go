@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/grantd/grantd/migrations"
+	"github.com/grantd/grantd/server"
+	"github.com/grantd/grantd/store"
+	"github.com/grantd/grantd/telemetry"
+)
+
+// serveCmd is `grantd serve`.
+type serveCmd struct {
+	DatabaseURL string `name:"database-url" required:"" help:"PostgreSQL URL; several hosts may be named, writes go to the primary." env:"GRANTD_DATABASE_URL"`
+	service     `embed:""`
+}
+
+// service is what serve and dev have in common.
+type service struct {
+	GRPCAddr string `name:"grpc-addr" default:"127.0.0.1:50051" help:"Address for gRPC." env:"GRANTD_GRPC_ADDR"`
+	HTTPAddr string `name:"http-addr" default:"127.0.0.1:8080" help:"Address for health and metrics over HTTP." env:"GRANTD_HTTP_ADDR"`
+
+	TLSCert           string        `name:"tls-cert" type:"path" help:"PEM file of the server's certificate; read again when it changes." env:"GRANTD_TLS_CERT"`
+	TLSKey            string        `name:"tls-key" type:"path" help:"PEM file of its private key." env:"GRANTD_TLS_KEY"`
+	ClientCA          string        `name:"client-ca" type:"path" help:"PEM file of the authorities whose certificates callers must present." env:"GRANTD_CLIENT_CA"`
+	InsecurePlaintext bool          `help:"Allow plaintext gRPC on an address that is not loopback." env:"GRANTD_INSECURE_PLAINTEXT"`
+	MaxStreams        uint32        `default:"1024" help:"Calls in flight on one connection." env:"GRANTD_MAX_STREAMS"`
+	MaxConnectionAge  time.Duration `default:"0" help:"Age at which connections are renewed; 0 lets them stand." env:"GRANTD_MAX_CONNECTION_AGE"`
+	ShutdownGrace     time.Duration `default:"10s" help:"Longest time from SIGTERM to the exit." env:"GRANTD_SHUTDOWN_GRACE"`
+	ShutdownDelay     time.Duration `default:"0s" help:"Part of it in which NOT_SERVING is shown and calls are still taken, for balancers that poll." env:"GRANTD_SHUTDOWN_DELAY"`
+
+	Committers       int           `default:"1" help:"Transactions that run at once." env:"GRANTD_COMMITTERS"`
+	QueueLimit       int           `default:"8192" help:"Commands that may wait; more are answered RESOURCE_EXHAUSTED." env:"GRANTD_QUEUE_LIMIT"`
+	AliasRetention   time.Duration `default:"9600h" help:"How long a later key for the same effect is kept." env:"GRANTD_ALIAS_RETENTION"`
+	AttemptRetention time.Duration `default:"720h" help:"How long attempts are kept." env:"GRANTD_ATTEMPT_RETENTION"`
+
+	LogFormat string `default:"text" enum:"text,json" help:"text or json." env:"GRANTD_LOG_FORMAT"`
+	LogLevel  string `default:"info" enum:"debug,info,warn,error" help:"debug, info, warn or error." env:"GRANTD_LOG_LEVEL"`
+}
+
+func (c *serveCmd) run(ctx context.Context, io stdio) error {
+	pending, err := migrations.Pending(ctx, c.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	if pending {
+		return errors.New("the database lacks migrations of this version: run `grantd migrate` first")
+	}
+	return c.serve(ctx, c.DatabaseURL, io, func(addresses) error { return nil })
+}
+
+// addresses are where the service listens.
+type addresses struct{ grpc, http string }
+
+// heapGrowthPercent trades memory for time: the live heap is small, and most of a call's cost is allocation.
+const heapGrowthPercent = 400
+
+// serve runs the service until ctx ends. started is called once calls are answered.
+func (c *service) serve(ctx context.Context, databaseURL string, io stdio, started func(addresses) error) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(heapGrowthPercent)
+	}
+	log, err := c.logger(io.stderr)
+	if err != nil {
+		return err
+	}
+	tel, err := telemetry.Setup(ctx, telemetry.Config{Version: buildVersion(), Log: log})
+	if err != nil {
+		return err
+	}
+	defer c.flush(ctx, tel, log)
+	tlsConfig, err := c.tls(log)
+	if err != nil {
+		return err
+	}
+	grpcListener, err := server.Listen(c.GRPCAddr, tlsConfig, c.InsecurePlaintext)
+	if err != nil {
+		return err
+	}
+	defer grpcListener.Close()
+	httpListener, err := net.Listen("tcp", c.HTTPAddr)
+	if err != nil {
+		return err
+	}
+	defer httpListener.Close()
+
+	st, err := store.Open(ctx, store.Config{
+		DatabaseURL: databaseURL,
+		Committers:  c.Committers, QueueLimit: c.QueueLimit,
+		AliasRetention: c.AliasRetention, AttemptRetention: c.AttemptRetention,
+		Log: log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider, QueryTracer: tel.QueryTracer(),
+	})
+	if err != nil {
+		return err
+	}
+	defer st.Close()
+
+	srv := server.New(server.Config{
+		Store: st, Telemetry: tel, Log: log, TLS: tlsConfig,
+		Limits: server.Limits{MaxConcurrentStreams: c.MaxStreams, MaxConnectionAge: c.MaxConnectionAge},
+		Stop:   server.Stop{Grace: c.ShutdownGrace, Delay: c.ShutdownDelay},
+	})
+	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second}
+	go httpServer.Serve(httpListener)
+	defer httpServer.Close()
+
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ctx, grpcListener) }()
+	log.Info("serving", "grpc", grpcListener.Addr().String(), "http", httpListener.Addr().String(), "version", buildVersion())
+	if err := started(addresses{grpc: grpcListener.Addr().String(), http: httpListener.Addr().String()}); err != nil {
+		stop()
+		return errors.Join(err, <-served)
+	}
+	return <-served
+}
+
+// flush exports the last spans, for a short time.
+func (c *service) flush(ctx context.Context, tel *telemetry.Telemetry, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if err := tel.Shutdown(ctx); err != nil {
+		log.Warn("telemetry was not flushed", "error", err)
+	}
+}
+
+func (c *service) tls(log *slog.Logger) (*tls.Config, error) {
+	if c.TLSCert == "" && c.TLSKey == "" && c.ClientCA == "" {
+		return nil, nil
+	}
+	if c.TLSCert == "" || c.TLSKey == "" {
+		return nil, errors.New("--tls-cert and --tls-key go together, and --client-ca with both")
+	}
+	return server.NewTLSConfig(server.TLSFiles{Cert: c.TLSCert, Key: c.TLSKey, ClientCA: c.ClientCA}, log)
+}
+
+func (c *service) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return nil, fmt.Errorf("--log-level: %w", err)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if c.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return slog.New(slog.NewTextHandler(w, options)), nil
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// target is the server that a command calls.
+type target struct {
+	Addr              string `help:"Server, host:port. Loopback is called in plaintext unless --ca, --cert or --key is given, all else with TLS." default:"127.0.0.1:50051" env:"GRANTD_ADDR"`
+	CA                string `name:"ca" help:"PEM file of the authority that signed the server's certificate; without it, the system's." type:"path" env:"GRANTD_CA"`
+	Cert              string `help:"PEM file of the certificate that tells the server who calls." type:"path" env:"GRANTD_CERT"`
+	Key               string `help:"PEM file of its private key." type:"path" env:"GRANTD_KEY"`
+	InsecurePlaintext bool   `help:"Call a server that is not on loopback in plaintext." env:"GRANTD_INSECURE_PLAINTEXT"`
+}
+
+// connectTimeout bounds the wait for a server that is only just starting.
+const connectTimeout = 5 * time.Second
+
+// dial returns once the server accepts the connection, so that a wrong address is one error and not one for each call.
+func (t *target) dial(ctx context.Context, options ...grpc.DialOption) (*grpc.ClientConn, error) {
+	transport, err := t.credentials()
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+t.Addr, append(options, grpc.WithTransportCredentials(transport))...)
+	if err != nil {
+		return nil, err
+	}
+	if !ready(ctx, conn) {
+		return nil, errors.Join(fmt.Errorf("no server answers at %s", t.Addr), ctx.Err(), conn.Close())
+	}
+	return conn, nil
+}
+
+func ready(ctx context.Context, conn *grpc.ClientConn) bool {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	for {
+		conn.Connect()
+		state := conn.GetState()
+		if state == connectivity.Ready {
+			return true
+		}
+		if !conn.WaitForStateChange(ctx, state) {
+			return false
+		}
+	}
+}
+
+func (t *target) credentials() (credentials.TransportCredentials, error) {
+	host, _, err := net.SplitHostPort(t.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("--addr: %w", err)
+	}
+	withTLS := t.CA != "" || t.Cert != "" || t.Key != ""
+	switch {
+	case t.InsecurePlaintext && withTLS:
+		return nil, errors.New("--insecure-plaintext contradicts --ca, --cert and --key")
+	case t.InsecurePlaintext, !withTLS && isLoopback(host):
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return nil, err
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--ca: %s holds no certificate", t.CA)
+		}
+	}
+	if t.Cert != "" || t.Key != "" {
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+		if err != nil {
+			return nil, fmt.Errorf("--cert and --key: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}
+
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
