@@ -83,8 +83,8 @@ CREATE TABLE grantd.operations (
     CONSTRAINT operations_not_its_own_alias CHECK (owner_key <> idempotency_key)
 );
 CREATE INDEX operations_aliases ON grantd.operations (tenant_id, owner_key) WHERE owner_key IS NOT NULL;
--- For the purge alone, which goes by age across tenants.
-CREATE INDEX operations_alias_age ON grantd.operations (applied_at) WHERE owner_key IS NOT NULL;
+-- For the purge alone, which goes by age across tenants. Its condition is written so that no other statement's implies it.
+CREATE INDEX operations_alias_age ON grantd.operations (applied_at) WHERE owner_key > '';
 
 -- One row per effect, for ever: the business rule is the unique constraint, which looks at neither state nor age. Of a row
 -- only state, version and changed_at ever change: they say what the last entry says.

@@ -193,3 +193,22 @@ func fitBatch(out *entitlementv1.BatchGrantEntitlementsResponse) {
 func aliasOut(a store.Alias) *entitlementv1.Alias {
 	return &entitlementv1.Alias{IdempotencyKey: a.IdempotencyKey, BoundAt: timestamppb.New(a.BoundAt)}
 }
+
+func entitlementsOut(all []*store.Entitlement) []*entitlementv1.Entitlement {
+	out := make([]*entitlementv1.Entitlement, len(all))
+	for i, e := range all {
+		out[i] = entitlementOut(e)
+	}
+	return out
+}
+
+// maxNamedReversals bounds the entitlements that an answer names, and so its size.
+const maxNamedReversals = 1000
+
+func recordedOut(invoiceID string, a *store.Answer) *entitlementv1.RecordedInvoice {
+	return &entitlementv1.RecordedInvoice{
+		InvoiceId: invoiceID, State: a.Recorded.State, Version: a.Recorded.Version,
+		Reversed:      entitlementsOut(a.Reversed[:min(len(a.Reversed), maxNamedReversals)]),
+		ReversedCount: int32(len(a.Reversed)),
+	}
+}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -35,6 +36,15 @@ const (
 	ruleEntitlementName = "Required: entitlement_id or business_key."
 	ruleSameTenant      = "Must be the tenant_id of the look-up."
 	ruleSameEffect      = "Must be the same as in business_key."
+
+	ruleRecordedVersion  = "Required: must be at least 1."
+	ruleReason           = "Required: 1 to 500 bytes of valid UTF-8 without control characters."
+	ruleActor            = "Required: 1 to 200 bytes of valid UTF-8 without control characters."
+	ruleEntitlementState = "Must be ACTIVE or REVERSED, or unset."
+	ruleEventFilter      = "Must be 1 to 200 bytes of valid UTF-8 without NUL."
+	ruleOperationFilter  = "Required: event_id, invoice_id or entitlement_type."
+	rulePageSize         = "Must be 0 to 1000."
+	rulePageToken        = "Must be the next_page_token of the same list."
 )
 
 const (
@@ -47,6 +57,9 @@ const (
 	maxScopeValueBytes     = 256
 	maxBatchItems          = 1000
 	maxBatchBytes          = 1 << 20
+	maxReasonBytes         = 500
+	maxActorBytes          = 200
+	maxPageSize            = 1000
 )
 
 func isIdempotencyKey(s string) bool {
@@ -113,6 +126,11 @@ func isScopeKey(s string) bool {
 // can, and PostgreSQL stores neither that nor NUL.
 func isText(s string, maxBytes int) bool {
 	return len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
+}
+
+// isStatement accepts what a person says in one line.
+func isStatement(s string, maxBytes int) bool {
+	return s != "" && isText(s, maxBytes) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
 func isInvoiceState(s entitlementv1.InvoiceState) bool {

@@ -8,13 +8,10 @@ import (
 	"github.com/grantd/grantd/store"
 )
 
-// Readiness is what the database says of itself.
-type Readiness = store.Readiness
-
 // HTTP is what the HTTP port shows.
 type HTTP struct {
 	// Ready is asked by /readyz, with two seconds' time.
-	Ready func(context.Context) (Readiness, error)
+	Ready func(context.Context) (store.Readiness, error)
 	// Stopping reports that the server was told to stop: /readyz then says no without asking.
 	Stopping func() bool
 	// Metrics answers /metrics.
@@ -58,7 +55,7 @@ func (h HTTP) ready(ctx context.Context) readyAnswer {
 	if h.Stopping() {
 		return readyAnswer{Reason: "the server is shutting down"}
 	}
-	var readiness Readiness
+	var readiness store.Readiness
 	err := askReady(ctx, func(ctx context.Context) (err error) {
 		readiness, err = h.Ready(ctx)
 		return err

@@ -10,14 +10,15 @@ import (
 	"time"
 
 	"github.com/grantd/grantd/server"
+	"github.com/grantd/grantd/store"
 )
 
 func TestHTTP(t *testing.T) {
-	var readiness server.Readiness
+	var readiness store.Readiness
 	var failure error
 	var stopping bool
 	handler := server.HTTP{
-		Ready: func(ctx context.Context) (server.Readiness, error) {
+		Ready: func(ctx context.Context) (store.Readiness, error) {
 			if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 2*time.Second {
 				t.Error("the question is not bounded to two seconds")
 			}
@@ -28,28 +29,28 @@ func TestHTTP(t *testing.T) {
 	}.Handler()
 	for _, c := range []struct {
 		name, request string
-		readiness     server.Readiness
+		readiness     store.Readiness
 		failure       error
 		stopping      bool
 		code          int
 		body          string
 	}{
-		{"alive", "GET /livez", server.Readiness{}, errors.New("down"), true, 200, "ok\n"},
-		{"ready", "GET /readyz", server.Readiness{Writable: true, SynchronousStandbys: 1}, nil, false, 200,
+		{"alive", "GET /livez", store.Readiness{}, errors.New("down"), true, 200, "ok\n"},
+		{"ready", "GET /readyz", store.Readiness{Writable: true, SynchronousStandbys: 1}, nil, false, 200,
 			`{"ready":true,"writable":true,"synchronous_standbys":1}` + "\n"},
-		{"no standby", "GET /readyz", server.Readiness{Writable: true}, nil, false, 200,
+		{"no standby", "GET /readyz", store.Readiness{Writable: true}, nil, false, 200,
 			`{"ready":true,"writable":true,"synchronous_standbys":0,"warning":"no synchronous standby answers: what is acknowledged is lost with the primary"}` + "\n"},
-		{"standbys unseen", "GET /readyz", server.Readiness{Writable: true, SynchronousStandbys: -1}, nil, false, 200,
+		{"standbys unseen", "GET /readyz", store.Readiness{Writable: true, SynchronousStandbys: -1}, nil, false, 200,
 			`{"ready":true,"writable":true,"synchronous_standbys":-1,"warning":"the database role may not see whether a synchronous standby answers: grant it pg_monitor"}` + "\n"},
-		{"standby only", "GET /readyz", server.Readiness{}, nil, false, 503,
+		{"standby only", "GET /readyz", store.Readiness{}, nil, false, 503,
 			`{"ready":false,"reason":"no writable primary answers","writable":false,"synchronous_standbys":0}` + "\n"},
-		{"down", "GET /readyz", server.Readiness{Writable: true}, errors.New("connection refused"), false, 503,
+		{"down", "GET /readyz", store.Readiness{Writable: true}, errors.New("connection refused"), false, 503,
 			`{"ready":false,"reason":"connection refused","writable":false,"synchronous_standbys":0}` + "\n"},
-		{"stopping", "GET /readyz", server.Readiness{Writable: true}, nil, true, 503,
+		{"stopping", "GET /readyz", store.Readiness{Writable: true}, nil, true, 503,
 			`{"ready":false,"reason":"the server is shutting down","writable":false,"synchronous_standbys":0}` + "\n"},
-		{"metrics", "GET /metrics", server.Readiness{}, nil, false, 200, "metrics\n"},
-		{"elsewhere", "GET /", server.Readiness{}, nil, false, 404, "404 page not found\n"},
-		{"writing", "POST /readyz", server.Readiness{}, nil, false, 405, "Method Not Allowed\n"},
+		{"metrics", "GET /metrics", store.Readiness{}, nil, false, 200, "metrics\n"},
+		{"elsewhere", "GET /", store.Readiness{}, nil, false, 404, "404 page not found\n"},
+		{"writing", "POST /readyz", store.Readiness{}, nil, false, 405, "Method Not Allowed\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			readiness, failure, stopping = c.readiness, c.failure, c.stopping

@@ -74,10 +74,7 @@ func (s *Server) writable(ctx context.Context) error {
 // HTTP returns what the HTTP port shows: liveness, readiness and metrics.
 func (s *Server) HTTP() http.Handler {
 	return HTTP{
-		Ready: func(ctx context.Context) (Readiness, error) {
-			r, err := s.config.Store.Ready(ctx)
-			return Readiness(r), err
-		},
+		Ready:    s.config.Store.Ready,
 		Stopping: s.transport.Stopping,
 		Metrics:  s.config.Telemetry.Metrics,
 	}.Handler()

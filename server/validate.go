@@ -42,6 +42,92 @@ func validateBatchRequest(r *entitlementv1.BatchGrantEntitlementsRequest) violat
 	return v
 }
 
+func validateRecordInvoiceStateRequest(r *entitlementv1.RecordInvoiceStateRequest) violations {
+	var v violations
+	checkUnknownFields(&v, "", r)
+	v.check(isIdempotencyKey(r.GetIdempotencyKey()), "idempotency_key", ruleIdempotencyKey)
+	v.check(isIdentifier(r.GetTenantId()), "tenant_id", ruleIdentifier)
+	v.check(isIdentifier(r.GetInvoiceId()), "invoice_id", ruleIdentifier)
+	v.check(isInvoiceState(r.GetState()), "state", ruleInvoiceState)
+	v.check(r.GetVersion() >= 1, "version", ruleRecordedVersion)
+	v.check(isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleDiagnostic)
+	v.check(isText(r.GetSource(), maxDiagnosticBytes), "source", ruleDiagnostic)
+	return v
+}
+
+// turnRequest is what the requests to reverse and to reinstate have in common, which is everything.
+type turnRequest interface {
+	proto.Message
+	GetIdempotencyKey() string
+	GetTenantId() string
+	GetEntitlementId() string
+	GetBusinessKey() *entitlementv1.BusinessKey
+	GetReason() string
+	GetActor() string
+	GetEventId() string
+	GetSource() string
+}
+
+func validateTurnRequest(r turnRequest) violations {
+	var v violations
+	checkUnknownFields(&v, "", r)
+	v.check(isIdempotencyKey(r.GetIdempotencyKey()), "idempotency_key", ruleIdempotencyKey)
+	v.check(isIdentifier(r.GetTenantId()), "tenant_id", ruleIdentifier)
+	switch {
+	case r.GetBusinessKey() != nil:
+		checkBusinessKey(&v, r.GetBusinessKey())
+	case r.GetEntitlementId() != "":
+		v.check(isUUID(r.GetEntitlementId()), "entitlement_id", ruleUUID)
+	default:
+		v.add("target", ruleEntitlementName)
+	}
+	v.check(isStatement(r.GetReason(), maxReasonBytes), "reason", ruleReason)
+	v.check(isStatement(r.GetActor(), maxActorBytes), "actor", ruleActor)
+	v.check(isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleDiagnostic)
+	v.check(isText(r.GetSource(), maxDiagnosticBytes), "source", ruleDiagnostic)
+	return v
+}
+
+func validateListEntitlementsRequest(r *entitlementv1.ListEntitlementsRequest) violations {
+	var v violations
+	v.check(isIdentifier(r.GetTenantId()), "tenant_id", ruleIdentifier)
+	v.check(r.GetEntitlementType() == "" || isIdentifier(r.GetEntitlementType()), "entitlement_type", ruleIdentifier)
+	v.check(r.GetInvoiceId() == "" || isIdentifier(r.GetInvoiceId()), "invoice_id", ruleIdentifier)
+	_, known := entitlementv1.EntitlementState_name[int32(r.GetState())]
+	v.check(known, "state", ruleEntitlementState)
+	checkPageSize(&v, r.GetPageSize())
+	return v
+}
+
+func validateCheckEntitlementRequest(r *entitlementv1.CheckEntitlementRequest) violations {
+	var v violations
+	v.check(isIdentifier(r.GetTenantId()), "tenant_id", ruleIdentifier)
+	v.check(isIdentifier(r.GetEntitlementType()), "entitlement_type", ruleIdentifier)
+	checkTime(&v, "at", r.GetAt())
+	return v
+}
+
+func validateListOperationsRequest(r *entitlementv1.ListOperationsRequest) violations {
+	var v violations
+	v.check(isIdentifier(r.GetTenantId()), "tenant_id", ruleIdentifier)
+	switch r.GetFilter().(type) {
+	case *entitlementv1.ListOperationsRequest_EventId:
+		v.check(r.GetEventId() != "" && isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleEventFilter)
+	case *entitlementv1.ListOperationsRequest_InvoiceId:
+		v.check(isIdentifier(r.GetInvoiceId()), "invoice_id", ruleIdentifier)
+	case *entitlementv1.ListOperationsRequest_EntitlementType:
+		v.check(isIdentifier(r.GetEntitlementType()), "entitlement_type", ruleIdentifier)
+	default:
+		v.add("filter", ruleOperationFilter)
+	}
+	checkPageSize(&v, r.GetPageSize())
+	return v
+}
+
+func checkPageSize(v *violations, size int32) {
+	v.check(size >= 0 && size <= maxPageSize, "page_size", rulePageSize)
+}
+
 // validateGetOperationRequest checks a look-up. A grant in it is held to the rules of a write, since the answer says what a
 // write would be told; elsewhere fields that this version does not know are ignored, as in every read.
 func validateGetOperationRequest(r *entitlementv1.GetOperationRequest) violations {

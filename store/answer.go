@@ -13,12 +13,14 @@ type Answer struct {
 	Operation *Operation
 	// Entitlement is the stored result of an operation on an entitlement, for NEWLY_APPLIED and ALREADY_APPLIED.
 	Entitlement *Entitlement
-	// Reversed is the stored result of RECORD_INVOICE_STATE: each entitlement that it took back, as of that entry.
+	// Recorded and Reversed are the stored result of RECORD_INVOICE_STATE: what it recorded, and each entitlement that it took
+	// back, as of that entry.
+	Recorded InvoiceVersion
 	Reversed []*Entitlement
 	// CurrentState and CurrentVersion are the entitlement's now.
 	CurrentState   entitlementv1.EntitlementState
 	CurrentVersion int64
-	// CurrentInvoice is the invoice's record now, for RECORD_INVOICE_STATE.
+	// CurrentInvoice is the invoice's record now, for every answer to RECORD_INVOICE_STATE that looked at it.
 	CurrentInvoice InvoiceVersion
 
 	Conflict  *Conflict

@@ -76,6 +76,10 @@ func decide(c *Command, f *facts, catalog *Catalog, id ids) (Answer, change, boo
 
 // replayOfKey answers a command whose key is known. It never looks at the invoice.
 func replayOfKey(c *Command, f *facts) (Answer, change, bool) {
+	if e := f.entitlement; e != nil && c.Target.EntitlementID == uuid.Nil && c.Target.BusinessKey == e.Grant.BusinessKey() {
+		// Granted, and turned by this very key, between the look for the target and the lock.
+		c.Target.EntitlementID = e.ID
+	}
 	if c.Kind == f.known.Kind {
 		same, recipeKnown := c.sameAs(f.known)
 		if !recipeKnown {
@@ -99,6 +103,9 @@ func already(by entitlementv1.MatchedBy, f *facts) Answer {
 	if f.entitlement != nil {
 		a.Entitlement = f.entitlement.asOf(f.entry)
 		a.CurrentState, a.CurrentVersion = f.entitlement.State, f.entitlement.Version
+	}
+	if f.known != nil {
+		a.Recorded = f.known.Invoice
 	}
 	for i, n := range f.reversedBy {
 		if n != nil {
@@ -149,23 +156,29 @@ func decideRecord(c *Command, f *facts, id ids) (Answer, change) {
 	if !f.moved {
 		switch {
 		case f.invoice.Version > c.Invoice.Version:
-			return rejected(entitlementv1.RejectionReason_REJECTION_REASON_STALE_VERSION,
+			a := rejected(entitlementv1.RejectionReason_REJECTION_REASON_STALE_VERSION,
 				entitlementv1.RetryAdvice_RETRY_ADVICE_NEVER,
-				fmt.Sprintf("version %d of the invoice is on record, as %s", f.invoice.Version, stateName(f.invoice.State))), change{}
+				fmt.Sprintf("version %d of the invoice is on record, as %s", f.invoice.Version, stateName(f.invoice.State)))
+			a.CurrentInvoice = f.invoice
+			return a, change{}
 		case f.invoice.State != c.Invoice.State:
 			var d differences
 			d.text("state", f.invoice.State.String(), c.Invoice.State.String())
-			return conflicting(byBusinessKey, d, f.winner), change{}
+			a := conflicting(byBusinessKey, d, f.winner)
+			a.CurrentInvoice = f.invoice
+			return a, change{}
 		default:
 			alias := c.alias(f, id)
 			alias.Invoice = f.invoice
-			return already(byBusinessKey, f), change{operation: alias}
+			a := already(byBusinessKey, f)
+			a.Recorded = f.invoice
+			return a, change{operation: alias}
 		}
 	}
 
 	op := c.operation(f, id)
 	op.Invoice = c.Invoice
-	a := Answer{Outcome: entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, Operation: op, CurrentInvoice: f.invoice}
+	a := Answer{Outcome: entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, Operation: op, Recorded: c.Invoice, CurrentInvoice: f.invoice}
 	ch := change{operation: op}
 	if c.Invoice.reverses() {
 		for _, e := range f.onInvoice {

@@ -91,6 +91,8 @@ func interpretError(err error) (remedy, string) {
 		return splitOff, ReasonLockTimeout
 	case "25006": // read_only_sql_transaction
 		return dropConnection, ReasonReadOnly
+	case "25P03", "25P04": // the session was ended while idle in, or too long in, a transaction
+		return dropConnection, ReasonDatabaseUnavailable
 	case "0A000", "26000": // cached plan must not change result type; prepared statement does not exist
 		return dropConnection, ReasonDatabaseUnavailable
 	}

@@ -63,6 +63,9 @@ func (s *Store) Operation(ctx context.Context, l Lookup) (Found, error) {
 	found := Found{}
 	switch {
 	case f.winner != nil:
+		if err = s.readReversed(ctx, &f); err != nil {
+			return Found{}, err
+		}
 		if found.Answer, err = foretell(&l, &f); err != nil {
 			return Found{}, err
 		}
@@ -101,6 +104,25 @@ func foretell(l *Lookup, f *facts) (Answer, error) {
 		}
 	}
 	return already(by, f), nil
+}
+
+// readReversed completes the stored result of an operation that recorded an invoice's state.
+func (s *Store) readReversed(ctx context.Context, f *facts) error {
+	w := f.winner
+	if w.Kind != entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE {
+		return nil
+	}
+	if f.known == nil {
+		f.known = w
+	}
+	rows, err := s.reads.Query(ctx, readOnInvoiceSQL, []string{w.TenantID}, []string{w.IdempotencyKey}, []int16{int16(w.Kind)}, []string{w.InvoiceID})
+	if err == nil {
+		err = scanOnInvoice(rows, func(int) (*facts, string) { return f, w.TenantID })
+	}
+	if err != nil {
+		return readFailure(err)
+	}
+	return nil
 }
 
 func (s *Store) readStory(ctx context.Context, l *Lookup, business BusinessKey, f *facts, found *Found) (err error) {
@@ -230,10 +252,7 @@ func scanAttempts(rows pgx.Rows, tenant string) ([]Attempt, error) {
 	return all, nil
 }
 
-const entitlementSQL = `
-SELECT entitlement_id, invoice_id, entitlement_type, operation_version, scope, quantity, starts_at, expires_at, fingerprint, recipe,
-       operation_key, granted_at, ends_at, state, version, changed_at
-  FROM entitlements
+const entitlementSQL = entitlementColumnsSQL + `
  WHERE tenant_id = $1 AND (entitlement_id = $2
     OR invoice_id = $3 AND entitlement_type = $4 AND operation_version = $5)`
 

@@ -57,13 +57,14 @@ func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 	return s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention))
 }
 
-// purgeAliasesSQL removes some aliases that were bound before a time. Owners have no owner_key, and stay.
+// purgeAliasesSQL removes some aliases that were bound before a time. Owners have no owner_key, and stay. The outer condition names the
+// key alone, so that its index is the only one to be used: by that of the age, each row would cost a scan of all aliases.
 const purgeAliasesSQL = `
 DELETE FROM operations o
  USING (SELECT tenant_id, idempotency_key FROM operations
-         WHERE owner_key IS NOT NULL AND applied_at < $1
+         WHERE owner_key > '' AND applied_at < $1
          ORDER BY applied_at LIMIT $2) AS old
- WHERE o.tenant_id = old.tenant_id AND o.idempotency_key = old.idempotency_key AND o.owner_key IS NOT NULL`
+ WHERE o.tenant_id = old.tenant_id AND o.idempotency_key = old.idempotency_key`
 
 func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 	for {

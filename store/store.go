@@ -100,6 +100,7 @@ type Store struct {
 	config Config
 	reads  *pgxpool.Pool
 	writer *writer
+	tokens pageTokens
 
 	stopMaintenance context.CancelFunc
 	maintenance     sync.WaitGroup
@@ -130,7 +131,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	s.writer = newWriter(cfg, m, func(lockTimeout time.Duration) *session {
 		return &session{config: session1, lockTimeout: lockTimeout}
 	})
-	if err := s.startMaintenance(ctx); err != nil {
+	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -190,8 +191,8 @@ type Result struct {
 }
 
 // ApplyAll decides and commits many commands, not atomically: each has its own result, in the order given. Where two share
-// a key or a business key, the earlier one is decided first.
-func (s *Store) ApplyAll(ctx context.Context, commands []Command) ([]Result, error) {
+// a key or a business key, the earlier one is decided first. contexts carry each command's span; nil stands for ctx.
+func (s *Store) ApplyAll(ctx context.Context, commands []Command, contexts []context.Context) ([]Result, error) {
 	all := make([]*pending, len(commands))
 	room := make([]pending, len(commands))
 	for i := range commands {
@@ -201,6 +202,9 @@ func (s *Store) ApplyAll(ctx context.Context, commands []Command) ([]Result, err
 			return nil, err
 		}
 		p.traceWith(ctx)
+		if contexts != nil {
+			p.traceWith(contexts[i])
+		}
 		all[i] = p
 	}
 	if len(all) > 0 {

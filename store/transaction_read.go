@@ -50,10 +50,16 @@ func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
 	if err := t.scanFacts(results, places); err != nil {
 		return err
 	}
-	if t.in.recording() {
-		return t.scanOnInvoice(results, places)
+	if !t.in.recording() {
+		return nil
 	}
-	return nil
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
+	return scanOnInvoice(rows, func(position int) (*facts, string) {
+		return &t.facts[places[position-1]], t.in.tenant[position-1]
+	})
 }
 
 // read is the first flight. It locks nothing: replays and refusals are answered from it, and it tells who needs a lock.
@@ -87,15 +93,18 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 // factsColumns and factsFrom read what is known of the commands c: the row under the key, the winner, the entitlement
 // that either of them or the business key names, and the entry that is the result.
 const (
+	// operationColumnsSQL are those of the winner.
+	operationColumnsSQL = `
+       COALESCE(w.idempotency_key, ''), COALESCE(w.kind, 0), COALESCE(w.owner_key, ''), COALESCE(w.fingerprint, ''), COALESCE(w.recipe, 0),
+       COALESCE(w.invoice_id, ''), w.entitlement_id, COALESCE(w.entry_number, 0), COALESCE(w.invoice_state, 0),
+       COALESCE(w.invoice_version, 0), COALESCE(w.actor, ''), COALESCE(w.reason, ''), w.attempt_id, COALESCE(w.event_id, ''),
+       COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch')`
+
 	factsColumns = `
        COALESCE(o.idempotency_key, ''), COALESCE(o.kind, 0), COALESCE(o.owner_key, ''), COALESCE(o.fingerprint, ''), COALESCE(o.recipe, 0),
        COALESCE(o.invoice_id, ''), o.entitlement_id, COALESCE(o.entry_number, 0), COALESCE(o.invoice_state, 0),
        COALESCE(o.invoice_version, 0), COALESCE(o.actor, ''), COALESCE(o.reason, ''), o.attempt_id, COALESCE(o.event_id, ''),
-       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'),
-       COALESCE(w.idempotency_key, ''), COALESCE(w.kind, 0), COALESCE(w.owner_key, ''), COALESCE(w.fingerprint, ''), COALESCE(w.recipe, 0),
-       COALESCE(w.invoice_id, ''), w.entitlement_id, COALESCE(w.entry_number, 0), COALESCE(w.invoice_state, 0),
-       COALESCE(w.invoice_version, 0), COALESCE(w.actor, ''), COALESCE(w.reason, ''), w.attempt_id, COALESCE(w.event_id, ''),
-       COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch'),
+       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'),` + operationColumnsSQL + `,
        e.entitlement_id, COALESCE(e.invoice_id, ''), COALESCE(e.entitlement_type, ''), COALESCE(e.operation_version, 0), e.scope,
        e.quantity, e.starts_at, e.expires_at, COALESCE(e.fingerprint, ''), COALESCE(e.recipe, 0), COALESCE(e.operation_key, ''),
        COALESCE(e.granted_at, 'epoch'), e.ends_at, COALESCE(e.state, 0), COALESCE(e.version, 0), COALESCE(e.changed_at, 'epoch'),
@@ -163,12 +172,8 @@ SELECT c.position::int, e.entitlement_id, e.invoice_id, e.entitlement_type, e.op
  WHERE c.kind = 2
  ORDER BY c.position, e.entitlement_id`
 
-// scanOnInvoice puts the rows to the commands at these places of the batch.
-func (t *transaction) scanOnInvoice(results pgx.BatchResults, places []int) error {
-	rows, err := results.Query()
-	if err != nil {
-		return err
-	}
+// scanOnInvoice adds each row to the facts of its command, given its position from 1.
+func scanOnInvoice(rows pgx.Rows, of func(position int) (*facts, string)) error {
 	defer rows.Close()
 	for rows.Next() {
 		var position int
@@ -178,8 +183,7 @@ func (t *transaction) scanOnInvoice(results pgx.BatchResults, places []int) erro
 		if err := rows.Scan(append(dest, n.destinations()...)...); err != nil {
 			return err
 		}
-		f := &t.facts[places[position-1]]
-		tenant := t.in.tenant[position-1]
+		f, tenant := of(position)
 		entitlement := e.entitlement(tenant)
 		f.onInvoice = append(f.onInvoice, entitlement)
 		f.reversedBy = append(f.reversedBy, n.entry(tenant, entitlement.ID))

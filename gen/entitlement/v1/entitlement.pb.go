@@ -207,12 +207,13 @@ type Grant struct {
 	// Distinguishes repeated grants of one type by one invoice; not negative. 0 unless the catalogue says that the type is
 	// repeatable. Part of the business key.
 	OperationVersion int64 `protobuf:"varint,4,opt,name=operation_version,json=operationVersion,proto3" json:"operation_version,omitempty"`
-	// How much, as attributes, for example `seats=10`. At most 32 entries and 2 KiB in all; keys `[a-z][a-z0-9_.]{0,62}`;
-	// values valid UTF-8 without NUL, at most 256 bytes each. Absent and empty are the same; order means nothing.
+	// How much, as attributes, for example `seats=10`. At most 32 entries, and 2 KiB of keys and values in all; keys
+	// `[a-z][a-z0-9_.]{0,62}`; values valid UTF-8 without NUL, at most 256 bytes each, and may be empty. Absent and empty are the same; order means nothing.
 	Scope map[string]string `protobuf:"bytes,5,rep,name=scope,proto3" json:"scope,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// A count, at least 1 when set. Unset means "not counted" and differs from every number.
 	Quantity *int64 `protobuf:"varint,6,opt,name=quantity,proto3,oneof" json:"quantity,omitempty"`
-	// When it begins to hold; unset means at once. Microseconds; anything finer is refused.
+	// When it begins to hold; unset means at once. Microseconds; anything finer is refused, and
+	// anything outside the years 1 to 9999.
 	StartsAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=starts_at,json=startsAt,proto3" json:"starts_at,omitempty"`
 	// When it ends, exclusive, after the start; unset means never. Microseconds; anything finer is refused. May lie in the
 	// past: late events are normal.

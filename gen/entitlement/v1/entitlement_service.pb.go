@@ -9,6 +9,7 @@ package entitlementv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -74,6 +75,68 @@ func (OperationView) EnumDescriptor() ([]byte, []int) {
 	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{0}
 }
 
+// AbsenceReason says why a type is not held; where several entitlements speak, the reason that comes closest to holding it: the
+// highest number.
+type AbsenceReason int32
+
+const (
+	// It is held.
+	AbsenceReason_ABSENCE_REASON_UNSPECIFIED AbsenceReason = 0
+	// The tenant was never granted this type.
+	AbsenceReason_ABSENCE_REASON_NEVER_GRANTED AbsenceReason = 1
+	// It was granted and taken back.
+	AbsenceReason_ABSENCE_REASON_REVERSED AbsenceReason = 2
+	// It is active and its end has come.
+	AbsenceReason_ABSENCE_REASON_EXPIRED AbsenceReason = 3
+	// It is active and has not begun.
+	AbsenceReason_ABSENCE_REASON_NOT_STARTED AbsenceReason = 4
+)
+
+// Enum value maps for AbsenceReason.
+var (
+	AbsenceReason_name = map[int32]string{
+		0: "ABSENCE_REASON_UNSPECIFIED",
+		1: "ABSENCE_REASON_NEVER_GRANTED",
+		2: "ABSENCE_REASON_REVERSED",
+		3: "ABSENCE_REASON_EXPIRED",
+		4: "ABSENCE_REASON_NOT_STARTED",
+	}
+	AbsenceReason_value = map[string]int32{
+		"ABSENCE_REASON_UNSPECIFIED":   0,
+		"ABSENCE_REASON_NEVER_GRANTED": 1,
+		"ABSENCE_REASON_REVERSED":      2,
+		"ABSENCE_REASON_EXPIRED":       3,
+		"ABSENCE_REASON_NOT_STARTED":   4,
+	}
+)
+
+func (x AbsenceReason) Enum() *AbsenceReason {
+	p := new(AbsenceReason)
+	*p = x
+	return p
+}
+
+func (x AbsenceReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AbsenceReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_entitlement_v1_entitlement_service_proto_enumTypes[1].Descriptor()
+}
+
+func (AbsenceReason) Type() protoreflect.EnumType {
+	return &file_entitlement_v1_entitlement_service_proto_enumTypes[1]
+}
+
+func (x AbsenceReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AbsenceReason.Descriptor instead.
+func (AbsenceReason) EnumDescriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{1}
+}
+
 // GrantEntitlementRequest asks for one grant.
 type GrantEntitlementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -85,10 +148,10 @@ type GrantEntitlementRequest struct {
 	Grant *Grant `protobuf:"bytes,2,opt,name=grant,proto3" json:"grant,omitempty"`
 	// The invoice as the caller sees it. Required. May differ in a replay.
 	Invoice *InvoiceEvidence `protobuf:"bytes,3,opt,name=invoice,proto3" json:"invoice,omitempty"`
-	// Which event asked, for example the webhook's id. At most 200 bytes of UTF-8. May differ in a replay; kept with each
+	// Which event asked, for example the webhook's id. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each
 	// attempt.
 	EventId string `protobuf:"bytes,4,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
-	// Which system asked, for example `stripe`. At most 200 bytes of UTF-8. May differ in a replay; kept with each attempt.
+	// Which system asked, for example `stripe`. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	Source        string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -559,7 +622,9 @@ type GetOperationResponse struct {
 	// FULL: the later keys bound to this operation, oldest first, at most the latest 1,000.
 	Aliases []*Alias `protobuf:"bytes,9,rep,name=aliases,proto3" json:"aliases,omitempty"`
 	// FULL: the ledger of the entitlement, whole; for RecordInvoiceState, the entries that it caused.
-	Entries       []*Entry `protobuf:"bytes,10,rep,name=entries,proto3" json:"entries,omitempty"`
+	Entries []*Entry `protobuf:"bytes,10,rep,name=entries,proto3" json:"entries,omitempty"`
+	// The stored result of RecordInvoiceState, unless NOT_APPLIED or CONFLICTING_PAYLOAD.
+	Recorded      *RecordedInvoice `protobuf:"bytes,11,opt,name=recorded,proto3" json:"recorded,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -664,6 +729,13 @@ func (x *GetOperationResponse) GetEntries() []*Entry {
 	return nil
 }
 
+func (x *GetOperationResponse) GetRecorded() *RecordedInvoice {
+	if x != nil {
+		return x.Recorded
+	}
+	return nil
+}
+
 // GetEntitlementRequest names an entitlement by id or by effect.
 type GetEntitlementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -747,7 +819,7 @@ type isGetEntitlementRequest_Name interface {
 }
 
 type GetEntitlementRequest_EntitlementId struct {
-	// The id that grantd assigned.
+	// The id that grantd assigned, in canonical form.
 	EntitlementId string `protobuf:"bytes,2,opt,name=entitlement_id,json=entitlementId,proto3,oneof"`
 }
 
@@ -806,11 +878,1511 @@ func (x *GetEntitlementResponse) GetEntitlement() *Entitlement {
 	return nil
 }
 
+// RecordInvoiceStateRequest says that an invoice is in a state as of a version.
+type RecordInvoiceStateRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names this business request within the tenant, by the rules of GrantEntitlementRequest. Recommended:
+	// `<producer>:invoice:<invoice>:<version>`. A replay must carry the same key.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// The tenant. Required. Part of the payload.
+	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// The invoice. Required. Part of the payload.
+	InvoiceId string `protobuf:"bytes,3,opt,name=invoice_id,json=invoiceId,proto3" json:"invoice_id,omitempty"`
+	// Its state. Required. Part of the payload.
+	State InvoiceState `protobuf:"varint,4,opt,name=state,proto3,enum=entitlement.v1.InvoiceState" json:"state,omitempty"`
+	// The version that the billing system assigned to that state, at least 1. Part of the payload. A version below the one on record
+	// is REJECTED with STALE_VERSION; the version on record with its state is ALREADY_APPLIED by BUSINESS_KEY, with another state
+	// CONFLICTING_PAYLOAD.
+	Version int64 `protobuf:"varint,5,opt,name=version,proto3" json:"version,omitempty"`
+	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	EventId string `protobuf:"bytes,6,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	Source        string `protobuf:"bytes,7,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordInvoiceStateRequest) Reset() {
+	*x = RecordInvoiceStateRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordInvoiceStateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordInvoiceStateRequest) ProtoMessage() {}
+
+func (x *RecordInvoiceStateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordInvoiceStateRequest.ProtoReflect.Descriptor instead.
+func (*RecordInvoiceStateRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RecordInvoiceStateRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *RecordInvoiceStateRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *RecordInvoiceStateRequest) GetInvoiceId() string {
+	if x != nil {
+		return x.InvoiceId
+	}
+	return ""
+}
+
+func (x *RecordInvoiceStateRequest) GetState() InvoiceState {
+	if x != nil {
+		return x.State
+	}
+	return InvoiceState_INVOICE_STATE_UNSPECIFIED
+}
+
+func (x *RecordInvoiceStateRequest) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RecordInvoiceStateRequest) GetEventId() string {
+	if x != nil {
+		return x.EventId
+	}
+	return ""
+}
+
+func (x *RecordInvoiceStateRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+// RecordInvoiceStateResponse is the typed answer to one recording.
+type RecordInvoiceStateResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What happened.
+	Outcome Outcome `protobuf:"varint,1,opt,name=outcome,proto3,enum=entitlement.v1.Outcome" json:"outcome,omitempty"`
+	// Which guard recognised the request, for ALREADY_APPLIED and CONFLICTING_PAYLOAD.
+	MatchedBy MatchedBy `protobuf:"varint,2,opt,name=matched_by,json=matchedBy,proto3,enum=entitlement.v1.MatchedBy" json:"matched_by,omitempty"`
+	// The operation that recorded this version, for NEWLY_APPLIED and ALREADY_APPLIED. A grant's evidence may have done so.
+	Operation *Operation `protobuf:"bytes,3,opt,name=operation,proto3" json:"operation,omitempty"`
+	// What the outcome carries.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*RecordInvoiceStateResponse_Recorded
+	//	*RecordInvoiceStateResponse_Conflict
+	//	*RecordInvoiceStateResponse_Rejection
+	//	*RecordInvoiceStateResponse_Failure
+	Result isRecordInvoiceStateResponse_Result `protobuf_oneof:"result"`
+	// The state on record now, for all answers that looked at the record.
+	CurrentState InvoiceState `protobuf:"varint,8,opt,name=current_state,json=currentState,proto3,enum=entitlement.v1.InvoiceState" json:"current_state,omitempty"`
+	// The version on record now, for all answers that looked at the record.
+	CurrentVersion int64 `protobuf:"varint,9,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RecordInvoiceStateResponse) Reset() {
+	*x = RecordInvoiceStateResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordInvoiceStateResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordInvoiceStateResponse) ProtoMessage() {}
+
+func (x *RecordInvoiceStateResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordInvoiceStateResponse.ProtoReflect.Descriptor instead.
+func (*RecordInvoiceStateResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RecordInvoiceStateResponse) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
+func (x *RecordInvoiceStateResponse) GetMatchedBy() MatchedBy {
+	if x != nil {
+		return x.MatchedBy
+	}
+	return MatchedBy_MATCHED_BY_UNSPECIFIED
+}
+
+func (x *RecordInvoiceStateResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetResult() isRecordInvoiceStateResponse_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetRecorded() *RecordedInvoice {
+	if x != nil {
+		if x, ok := x.Result.(*RecordInvoiceStateResponse_Recorded); ok {
+			return x.Recorded
+		}
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetConflict() *Conflict {
+	if x != nil {
+		if x, ok := x.Result.(*RecordInvoiceStateResponse_Conflict); ok {
+			return x.Conflict
+		}
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetRejection() *Rejection {
+	if x != nil {
+		if x, ok := x.Result.(*RecordInvoiceStateResponse_Rejection); ok {
+			return x.Rejection
+		}
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetFailure() *RetryableFailure {
+	if x != nil {
+		if x, ok := x.Result.(*RecordInvoiceStateResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+func (x *RecordInvoiceStateResponse) GetCurrentState() InvoiceState {
+	if x != nil {
+		return x.CurrentState
+	}
+	return InvoiceState_INVOICE_STATE_UNSPECIFIED
+}
+
+func (x *RecordInvoiceStateResponse) GetCurrentVersion() int64 {
+	if x != nil {
+		return x.CurrentVersion
+	}
+	return 0
+}
+
+type isRecordInvoiceStateResponse_Result interface {
+	isRecordInvoiceStateResponse_Result()
+}
+
+type RecordInvoiceStateResponse_Recorded struct {
+	// NEWLY_APPLIED and ALREADY_APPLIED: what the winning attempt did, the same on every replay.
+	Recorded *RecordedInvoice `protobuf:"bytes,4,opt,name=recorded,proto3,oneof"`
+}
+
+type RecordInvoiceStateResponse_Conflict struct {
+	// CONFLICTING_PAYLOAD: how the payload differs.
+	Conflict *Conflict `protobuf:"bytes,5,opt,name=conflict,proto3,oneof"`
+}
+
+type RecordInvoiceStateResponse_Rejection struct {
+	// REJECTED: which precondition failed. For STALE_VERSION the message names the version on record.
+	Rejection *Rejection `protobuf:"bytes,6,opt,name=rejection,proto3,oneof"`
+}
+
+type RecordInvoiceStateResponse_Failure struct {
+	// RETRYABLE_FAILURE: why there is no answer.
+	Failure *RetryableFailure `protobuf:"bytes,7,opt,name=failure,proto3,oneof"`
+}
+
+func (*RecordInvoiceStateResponse_Recorded) isRecordInvoiceStateResponse_Result() {}
+
+func (*RecordInvoiceStateResponse_Conflict) isRecordInvoiceStateResponse_Result() {}
+
+func (*RecordInvoiceStateResponse_Rejection) isRecordInvoiceStateResponse_Result() {}
+
+func (*RecordInvoiceStateResponse_Failure) isRecordInvoiceStateResponse_Result() {}
+
+// RecordedInvoice is the stored result of RecordInvoiceState.
+type RecordedInvoice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The invoice.
+	InvoiceId string `protobuf:"bytes,1,opt,name=invoice_id,json=invoiceId,proto3" json:"invoice_id,omitempty"`
+	// The state that was recorded.
+	State InvoiceState `protobuf:"varint,2,opt,name=state,proto3,enum=entitlement.v1.InvoiceState" json:"state,omitempty"`
+	// Its version.
+	Version int64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	// The entitlements that this took back, each as of that entry, oldest first; at most the first 1,000.
+	Reversed []*Entitlement `protobuf:"bytes,4,rep,name=reversed,proto3" json:"reversed,omitempty"`
+	// How many it took back in all.
+	ReversedCount int32 `protobuf:"varint,5,opt,name=reversed_count,json=reversedCount,proto3" json:"reversed_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordedInvoice) Reset() {
+	*x = RecordedInvoice{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordedInvoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordedInvoice) ProtoMessage() {}
+
+func (x *RecordedInvoice) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordedInvoice.ProtoReflect.Descriptor instead.
+func (*RecordedInvoice) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RecordedInvoice) GetInvoiceId() string {
+	if x != nil {
+		return x.InvoiceId
+	}
+	return ""
+}
+
+func (x *RecordedInvoice) GetState() InvoiceState {
+	if x != nil {
+		return x.State
+	}
+	return InvoiceState_INVOICE_STATE_UNSPECIFIED
+}
+
+func (x *RecordedInvoice) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *RecordedInvoice) GetReversed() []*Entitlement {
+	if x != nil {
+		return x.Reversed
+	}
+	return nil
+}
+
+func (x *RecordedInvoice) GetReversedCount() int32 {
+	if x != nil {
+		return x.ReversedCount
+	}
+	return 0
+}
+
+// ReverseEntitlementRequest asks for an entitlement to be taken back.
+type ReverseEntitlementRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names this business request within the tenant, by the rules of GrantEntitlementRequest. A replay must carry the same key.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// The tenant. Required.
+	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// The entitlement. Required. Part of the payload: both names of one entitlement are the same payload.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*ReverseEntitlementRequest_EntitlementId
+	//	*ReverseEntitlementRequest_BusinessKey
+	Target isReverseEntitlementRequest_Target `protobuf_oneof:"target"`
+	// Why. Required; 1-500 bytes of UTF-8 without control characters. Part of the payload.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Who. Required; 1-200 bytes of UTF-8 without control characters. Part of the payload.
+	Actor string `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	Source        string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReverseEntitlementRequest) Reset() {
+	*x = ReverseEntitlementRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReverseEntitlementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReverseEntitlementRequest) ProtoMessage() {}
+
+func (x *ReverseEntitlementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReverseEntitlementRequest.ProtoReflect.Descriptor instead.
+func (*ReverseEntitlementRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ReverseEntitlementRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetTarget() isReverseEntitlementRequest_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementRequest) GetEntitlementId() string {
+	if x != nil {
+		if x, ok := x.Target.(*ReverseEntitlementRequest_EntitlementId); ok {
+			return x.EntitlementId
+		}
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetBusinessKey() *BusinessKey {
+	if x != nil {
+		if x, ok := x.Target.(*ReverseEntitlementRequest_BusinessKey); ok {
+			return x.BusinessKey
+		}
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetEventId() string {
+	if x != nil {
+		return x.EventId
+	}
+	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+type isReverseEntitlementRequest_Target interface {
+	isReverseEntitlementRequest_Target()
+}
+
+type ReverseEntitlementRequest_EntitlementId struct {
+	// The id that grantd assigned, in canonical form.
+	EntitlementId string `protobuf:"bytes,3,opt,name=entitlement_id,json=entitlementId,proto3,oneof"`
+}
+
+type ReverseEntitlementRequest_BusinessKey struct {
+	// The effect.
+	BusinessKey *BusinessKey `protobuf:"bytes,4,opt,name=business_key,json=businessKey,proto3,oneof"`
+}
+
+func (*ReverseEntitlementRequest_EntitlementId) isReverseEntitlementRequest_Target() {}
+
+func (*ReverseEntitlementRequest_BusinessKey) isReverseEntitlementRequest_Target() {}
+
+// ReverseEntitlementResponse is the typed answer to one reversal.
+type ReverseEntitlementResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What happened. Reversing under a new key what is reversed already is ALREADY_APPLIED by BUSINESS_KEY, whatever the reason.
+	Outcome Outcome `protobuf:"varint,1,opt,name=outcome,proto3,enum=entitlement.v1.Outcome" json:"outcome,omitempty"`
+	// Which guard recognised the request, for ALREADY_APPLIED and CONFLICTING_PAYLOAD.
+	MatchedBy MatchedBy `protobuf:"varint,2,opt,name=matched_by,json=matchedBy,proto3,enum=entitlement.v1.MatchedBy" json:"matched_by,omitempty"`
+	// The operation that reversed it, for NEWLY_APPLIED and ALREADY_APPLIED. RecordInvoiceState may have done so.
+	Operation *Operation `protobuf:"bytes,3,opt,name=operation,proto3" json:"operation,omitempty"`
+	// What the outcome carries.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*ReverseEntitlementResponse_Entitlement
+	//	*ReverseEntitlementResponse_Conflict
+	//	*ReverseEntitlementResponse_Rejection
+	//	*ReverseEntitlementResponse_Failure
+	Result isReverseEntitlementResponse_Result `protobuf_oneof:"result"`
+	// The entitlement's state now, for NEWLY_APPLIED and ALREADY_APPLIED.
+	CurrentState EntitlementState `protobuf:"varint,8,opt,name=current_state,json=currentState,proto3,enum=entitlement.v1.EntitlementState" json:"current_state,omitempty"`
+	// The number of the entitlement's last entry now, for NEWLY_APPLIED and ALREADY_APPLIED.
+	CurrentVersion int64 `protobuf:"varint,9,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ReverseEntitlementResponse) Reset() {
+	*x = ReverseEntitlementResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReverseEntitlementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReverseEntitlementResponse) ProtoMessage() {}
+
+func (x *ReverseEntitlementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReverseEntitlementResponse.ProtoReflect.Descriptor instead.
+func (*ReverseEntitlementResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReverseEntitlementResponse) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
+func (x *ReverseEntitlementResponse) GetMatchedBy() MatchedBy {
+	if x != nil {
+		return x.MatchedBy
+	}
+	return MatchedBy_MATCHED_BY_UNSPECIFIED
+}
+
+func (x *ReverseEntitlementResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetResult() isReverseEntitlementResponse_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetEntitlement() *Entitlement {
+	if x != nil {
+		if x, ok := x.Result.(*ReverseEntitlementResponse_Entitlement); ok {
+			return x.Entitlement
+		}
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetConflict() *Conflict {
+	if x != nil {
+		if x, ok := x.Result.(*ReverseEntitlementResponse_Conflict); ok {
+			return x.Conflict
+		}
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetRejection() *Rejection {
+	if x != nil {
+		if x, ok := x.Result.(*ReverseEntitlementResponse_Rejection); ok {
+			return x.Rejection
+		}
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetFailure() *RetryableFailure {
+	if x != nil {
+		if x, ok := x.Result.(*ReverseEntitlementResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+func (x *ReverseEntitlementResponse) GetCurrentState() EntitlementState {
+	if x != nil {
+		return x.CurrentState
+	}
+	return EntitlementState_ENTITLEMENT_STATE_UNSPECIFIED
+}
+
+func (x *ReverseEntitlementResponse) GetCurrentVersion() int64 {
+	if x != nil {
+		return x.CurrentVersion
+	}
+	return 0
+}
+
+type isReverseEntitlementResponse_Result interface {
+	isReverseEntitlementResponse_Result()
+}
+
+type ReverseEntitlementResponse_Entitlement struct {
+	// NEWLY_APPLIED and ALREADY_APPLIED: the entitlement as of the reversing entry, the same on every replay.
+	Entitlement *Entitlement `protobuf:"bytes,4,opt,name=entitlement,proto3,oneof"`
+}
+
+type ReverseEntitlementResponse_Conflict struct {
+	// CONFLICTING_PAYLOAD: how the payload differs.
+	Conflict *Conflict `protobuf:"bytes,5,opt,name=conflict,proto3,oneof"`
+}
+
+type ReverseEntitlementResponse_Rejection struct {
+	// REJECTED: which precondition failed.
+	Rejection *Rejection `protobuf:"bytes,6,opt,name=rejection,proto3,oneof"`
+}
+
+type ReverseEntitlementResponse_Failure struct {
+	// RETRYABLE_FAILURE: why there is no answer.
+	Failure *RetryableFailure `protobuf:"bytes,7,opt,name=failure,proto3,oneof"`
+}
+
+func (*ReverseEntitlementResponse_Entitlement) isReverseEntitlementResponse_Result() {}
+
+func (*ReverseEntitlementResponse_Conflict) isReverseEntitlementResponse_Result() {}
+
+func (*ReverseEntitlementResponse_Rejection) isReverseEntitlementResponse_Result() {}
+
+func (*ReverseEntitlementResponse_Failure) isReverseEntitlementResponse_Result() {}
+
+// ReinstateEntitlementRequest asks for a reversed entitlement to be given back.
+type ReinstateEntitlementRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names this business request within the tenant, by the rules of GrantEntitlementRequest. A replay must carry the same key.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// The tenant. Required.
+	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// The entitlement. Required. Part of the payload: both names of one entitlement are the same payload.
+	//
+	// Types that are valid to be assigned to Target:
+	//
+	//	*ReinstateEntitlementRequest_EntitlementId
+	//	*ReinstateEntitlementRequest_BusinessKey
+	Target isReinstateEntitlementRequest_Target `protobuf_oneof:"target"`
+	// Why. Required; 1-500 bytes of UTF-8 without control characters. Part of the payload.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Who. Required; 1-200 bytes of UTF-8 without control characters. Part of the payload.
+	Actor string `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
+	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
+	Source        string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReinstateEntitlementRequest) Reset() {
+	*x = ReinstateEntitlementRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReinstateEntitlementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReinstateEntitlementRequest) ProtoMessage() {}
+
+func (x *ReinstateEntitlementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReinstateEntitlementRequest.ProtoReflect.Descriptor instead.
+func (*ReinstateEntitlementRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ReinstateEntitlementRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetTarget() isReinstateEntitlementRequest_Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementRequest) GetEntitlementId() string {
+	if x != nil {
+		if x, ok := x.Target.(*ReinstateEntitlementRequest_EntitlementId); ok {
+			return x.EntitlementId
+		}
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetBusinessKey() *BusinessKey {
+	if x != nil {
+		if x, ok := x.Target.(*ReinstateEntitlementRequest_BusinessKey); ok {
+			return x.BusinessKey
+		}
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetEventId() string {
+	if x != nil {
+		return x.EventId
+	}
+	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+type isReinstateEntitlementRequest_Target interface {
+	isReinstateEntitlementRequest_Target()
+}
+
+type ReinstateEntitlementRequest_EntitlementId struct {
+	// The id that grantd assigned, in canonical form.
+	EntitlementId string `protobuf:"bytes,3,opt,name=entitlement_id,json=entitlementId,proto3,oneof"`
+}
+
+type ReinstateEntitlementRequest_BusinessKey struct {
+	// The effect.
+	BusinessKey *BusinessKey `protobuf:"bytes,4,opt,name=business_key,json=businessKey,proto3,oneof"`
+}
+
+func (*ReinstateEntitlementRequest_EntitlementId) isReinstateEntitlementRequest_Target() {}
+
+func (*ReinstateEntitlementRequest_BusinessKey) isReinstateEntitlementRequest_Target() {}
+
+// ReinstateEntitlementResponse is the typed answer to one reinstatement.
+type ReinstateEntitlementResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What happened. Reinstating under a new key what is active already is ALREADY_APPLIED by BUSINESS_KEY, whatever the reason.
+	Outcome Outcome `protobuf:"varint,1,opt,name=outcome,proto3,enum=entitlement.v1.Outcome" json:"outcome,omitempty"`
+	// Which guard recognised the request, for ALREADY_APPLIED and CONFLICTING_PAYLOAD.
+	MatchedBy MatchedBy `protobuf:"varint,2,opt,name=matched_by,json=matchedBy,proto3,enum=entitlement.v1.MatchedBy" json:"matched_by,omitempty"`
+	// The operation that made it active, for NEWLY_APPLIED and ALREADY_APPLIED: the grant, where it was never reversed.
+	Operation *Operation `protobuf:"bytes,3,opt,name=operation,proto3" json:"operation,omitempty"`
+	// What the outcome carries.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*ReinstateEntitlementResponse_Entitlement
+	//	*ReinstateEntitlementResponse_Conflict
+	//	*ReinstateEntitlementResponse_Rejection
+	//	*ReinstateEntitlementResponse_Failure
+	Result isReinstateEntitlementResponse_Result `protobuf_oneof:"result"`
+	// The entitlement's state now, for NEWLY_APPLIED and ALREADY_APPLIED.
+	CurrentState EntitlementState `protobuf:"varint,8,opt,name=current_state,json=currentState,proto3,enum=entitlement.v1.EntitlementState" json:"current_state,omitempty"`
+	// The number of the entitlement's last entry now, for NEWLY_APPLIED and ALREADY_APPLIED.
+	CurrentVersion int64 `protobuf:"varint,9,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ReinstateEntitlementResponse) Reset() {
+	*x = ReinstateEntitlementResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReinstateEntitlementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReinstateEntitlementResponse) ProtoMessage() {}
+
+func (x *ReinstateEntitlementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReinstateEntitlementResponse.ProtoReflect.Descriptor instead.
+func (*ReinstateEntitlementResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ReinstateEntitlementResponse) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
+func (x *ReinstateEntitlementResponse) GetMatchedBy() MatchedBy {
+	if x != nil {
+		return x.MatchedBy
+	}
+	return MatchedBy_MATCHED_BY_UNSPECIFIED
+}
+
+func (x *ReinstateEntitlementResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetResult() isReinstateEntitlementResponse_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetEntitlement() *Entitlement {
+	if x != nil {
+		if x, ok := x.Result.(*ReinstateEntitlementResponse_Entitlement); ok {
+			return x.Entitlement
+		}
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetConflict() *Conflict {
+	if x != nil {
+		if x, ok := x.Result.(*ReinstateEntitlementResponse_Conflict); ok {
+			return x.Conflict
+		}
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetRejection() *Rejection {
+	if x != nil {
+		if x, ok := x.Result.(*ReinstateEntitlementResponse_Rejection); ok {
+			return x.Rejection
+		}
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetFailure() *RetryableFailure {
+	if x != nil {
+		if x, ok := x.Result.(*ReinstateEntitlementResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+func (x *ReinstateEntitlementResponse) GetCurrentState() EntitlementState {
+	if x != nil {
+		return x.CurrentState
+	}
+	return EntitlementState_ENTITLEMENT_STATE_UNSPECIFIED
+}
+
+func (x *ReinstateEntitlementResponse) GetCurrentVersion() int64 {
+	if x != nil {
+		return x.CurrentVersion
+	}
+	return 0
+}
+
+type isReinstateEntitlementResponse_Result interface {
+	isReinstateEntitlementResponse_Result()
+}
+
+type ReinstateEntitlementResponse_Entitlement struct {
+	// NEWLY_APPLIED and ALREADY_APPLIED: the entitlement as of the reinstating entry, the same on every replay.
+	Entitlement *Entitlement `protobuf:"bytes,4,opt,name=entitlement,proto3,oneof"`
+}
+
+type ReinstateEntitlementResponse_Conflict struct {
+	// CONFLICTING_PAYLOAD: how the payload differs.
+	Conflict *Conflict `protobuf:"bytes,5,opt,name=conflict,proto3,oneof"`
+}
+
+type ReinstateEntitlementResponse_Rejection struct {
+	// REJECTED: which precondition failed.
+	Rejection *Rejection `protobuf:"bytes,6,opt,name=rejection,proto3,oneof"`
+}
+
+type ReinstateEntitlementResponse_Failure struct {
+	// RETRYABLE_FAILURE: why there is no answer.
+	Failure *RetryableFailure `protobuf:"bytes,7,opt,name=failure,proto3,oneof"`
+}
+
+func (*ReinstateEntitlementResponse_Entitlement) isReinstateEntitlementResponse_Result() {}
+
+func (*ReinstateEntitlementResponse_Conflict) isReinstateEntitlementResponse_Result() {}
+
+func (*ReinstateEntitlementResponse_Rejection) isReinstateEntitlementResponse_Result() {}
+
+func (*ReinstateEntitlementResponse_Failure) isReinstateEntitlementResponse_Result() {}
+
+// ListEntitlementsRequest asks for a page of a tenant's entitlements.
+type ListEntitlementsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant. Required.
+	TenantId string `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// Only of this type; empty for all.
+	EntitlementType string `protobuf:"bytes,2,opt,name=entitlement_type,json=entitlementType,proto3" json:"entitlement_type,omitempty"`
+	// Only of this invoice; empty for all.
+	InvoiceId string `protobuf:"bytes,3,opt,name=invoice_id,json=invoiceId,proto3" json:"invoice_id,omitempty"`
+	// Only in this state; unspecified for both.
+	State EntitlementState `protobuf:"varint,4,opt,name=state,proto3,enum=entitlement.v1.EntitlementState" json:"state,omitempty"`
+	// How many at most, 1-1000; 0 stands for 100. A page may hold fewer and still not be the last.
+	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The token of the page before; empty for the first page. Opaque; only good for the same tenant and filter.
+	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntitlementsRequest) Reset() {
+	*x = ListEntitlementsRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntitlementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntitlementsRequest) ProtoMessage() {}
+
+func (x *ListEntitlementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntitlementsRequest.ProtoReflect.Descriptor instead.
+func (*ListEntitlementsRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListEntitlementsRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *ListEntitlementsRequest) GetEntitlementType() string {
+	if x != nil {
+		return x.EntitlementType
+	}
+	return ""
+}
+
+func (x *ListEntitlementsRequest) GetInvoiceId() string {
+	if x != nil {
+		return x.InvoiceId
+	}
+	return ""
+}
+
+func (x *ListEntitlementsRequest) GetState() EntitlementState {
+	if x != nil {
+		return x.State
+	}
+	return EntitlementState_ENTITLEMENT_STATE_UNSPECIFIED
+}
+
+func (x *ListEntitlementsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListEntitlementsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListEntitlementsResponse is one page.
+type ListEntitlementsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The entitlements as of their last entries, in the order of their ids, which is that of granting. What is granted while pages
+	// are read appears on a later page or not at all, and nothing appears twice.
+	Entitlements []*Entitlement `protobuf:"bytes,1,rep,name=entitlements,proto3" json:"entitlements,omitempty"`
+	// Asks for the next page; empty when there is none.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntitlementsResponse) Reset() {
+	*x = ListEntitlementsResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntitlementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntitlementsResponse) ProtoMessage() {}
+
+func (x *ListEntitlementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntitlementsResponse.ProtoReflect.Descriptor instead.
+func (*ListEntitlementsResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListEntitlementsResponse) GetEntitlements() []*Entitlement {
+	if x != nil {
+		return x.Entitlements
+	}
+	return nil
+}
+
+func (x *ListEntitlementsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// CheckEntitlementRequest asks whether a tenant holds a type.
+type CheckEntitlementRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant. Required.
+	TenantId string `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// The entitlement type. Required.
+	EntitlementType string `protobuf:"bytes,2,opt,name=entitlement_type,json=entitlementType,proto3" json:"entitlement_type,omitempty"`
+	// The moment; unset for now, in database time. An entitlement is judged by its state as of now and by its window at that moment.
+	At            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckEntitlementRequest) Reset() {
+	*x = CheckEntitlementRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckEntitlementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckEntitlementRequest) ProtoMessage() {}
+
+func (x *CheckEntitlementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckEntitlementRequest.ProtoReflect.Descriptor instead.
+func (*CheckEntitlementRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CheckEntitlementRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *CheckEntitlementRequest) GetEntitlementType() string {
+	if x != nil {
+		return x.EntitlementType
+	}
+	return ""
+}
+
+func (x *CheckEntitlementRequest) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+// CheckEntitlementResponse is the judgement.
+type CheckEntitlementResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether at least one entitlement of the type is active, has begun and has not ended.
+	Held bool `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`
+	// By which, oldest first; at most 100.
+	Entitlements []*Entitlement `protobuf:"bytes,2,rep,name=entitlements,proto3" json:"entitlements,omitempty"`
+	// Why not, where it is not held.
+	AbsenceReason AbsenceReason `protobuf:"varint,3,opt,name=absence_reason,json=absenceReason,proto3,enum=entitlement.v1.AbsenceReason" json:"absence_reason,omitempty"`
+	// The moment that was judged.
+	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckEntitlementResponse) Reset() {
+	*x = CheckEntitlementResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckEntitlementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckEntitlementResponse) ProtoMessage() {}
+
+func (x *CheckEntitlementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckEntitlementResponse.ProtoReflect.Descriptor instead.
+func (*CheckEntitlementResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CheckEntitlementResponse) GetHeld() bool {
+	if x != nil {
+		return x.Held
+	}
+	return false
+}
+
+func (x *CheckEntitlementResponse) GetEntitlements() []*Entitlement {
+	if x != nil {
+		return x.Entitlements
+	}
+	return nil
+}
+
+func (x *CheckEntitlementResponse) GetAbsenceReason() AbsenceReason {
+	if x != nil {
+		return x.AbsenceReason
+	}
+	return AbsenceReason_ABSENCE_REASON_UNSPECIFIED
+}
+
+func (x *CheckEntitlementResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+// ListOperationsRequest names what support has in hand.
+type ListOperationsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant. Required.
+	TenantId string `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	// Required.
+	//
+	// Types that are valid to be assigned to Filter:
+	//
+	//	*ListOperationsRequest_EventId
+	//	*ListOperationsRequest_InvoiceId
+	//	*ListOperationsRequest_EntitlementType
+	Filter isListOperationsRequest_Filter `protobuf_oneof:"filter"`
+	// How many at most, 1-1000; 0 stands for 100.
+	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The token of the page before; empty for the first page. Opaque; only good for the same tenant and filter.
+	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOperationsRequest) Reset() {
+	*x = ListOperationsRequest{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOperationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOperationsRequest) ProtoMessage() {}
+
+func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
+func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListOperationsRequest) GetTenantId() string {
+	if x != nil {
+		return x.TenantId
+	}
+	return ""
+}
+
+func (x *ListOperationsRequest) GetFilter() isListOperationsRequest_Filter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+func (x *ListOperationsRequest) GetEventId() string {
+	if x != nil {
+		if x, ok := x.Filter.(*ListOperationsRequest_EventId); ok {
+			return x.EventId
+		}
+	}
+	return ""
+}
+
+func (x *ListOperationsRequest) GetInvoiceId() string {
+	if x != nil {
+		if x, ok := x.Filter.(*ListOperationsRequest_InvoiceId); ok {
+			return x.InvoiceId
+		}
+	}
+	return ""
+}
+
+func (x *ListOperationsRequest) GetEntitlementType() string {
+	if x != nil {
+		if x, ok := x.Filter.(*ListOperationsRequest_EntitlementType); ok {
+			return x.EntitlementType
+		}
+	}
+	return ""
+}
+
+func (x *ListOperationsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListOperationsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+type isListOperationsRequest_Filter interface {
+	isListOperationsRequest_Filter()
+}
+
+type ListOperationsRequest_EventId struct {
+	// The event's id as it came with an attempt. Found for as long as attempts are kept.
+	EventId string `protobuf:"bytes,2,opt,name=event_id,json=eventId,proto3,oneof"`
+}
+
+type ListOperationsRequest_InvoiceId struct {
+	// The invoice. Operations are found for ever, keys that were only refused for as long as attempts are kept.
+	InvoiceId string `protobuf:"bytes,3,opt,name=invoice_id,json=invoiceId,proto3,oneof"`
+}
+
+type ListOperationsRequest_EntitlementType struct {
+	// The entitlement type. Grants, reversals and reinstatements are found for ever, keys that were only refused for as long as
+	// attempts are kept.
+	EntitlementType string `protobuf:"bytes,4,opt,name=entitlement_type,json=entitlementType,proto3,oneof"`
+}
+
+func (*ListOperationsRequest_EventId) isListOperationsRequest_Filter() {}
+
+func (*ListOperationsRequest_InvoiceId) isListOperationsRequest_Filter() {}
+
+func (*ListOperationsRequest_EntitlementType) isListOperationsRequest_Filter() {}
+
+// ListOperationsResponse is one page.
+type ListOperationsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each idempotency key, in the bytewise order of the keys.
+	Operations []*ListedOperation `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	// Asks for the next page; empty when there is none.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOperationsResponse) Reset() {
+	*x = ListOperationsResponse{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOperationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOperationsResponse) ProtoMessage() {}
+
+func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
+func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ListOperationsResponse) GetOperations() []*ListedOperation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+func (x *ListOperationsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// ListedOperation is one idempotency key that was found.
+type ListedOperation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The key that arrived; an alias stands under its own.
+	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// The operation that it stands for; unset where only refusals or conflicts are known.
+	Operation *Operation `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
+	// The latest attempt under this key that is kept; unset where none is.
+	LastAttempt   *Attempt `protobuf:"bytes,3,opt,name=last_attempt,json=lastAttempt,proto3" json:"last_attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListedOperation) Reset() {
+	*x = ListedOperation{}
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListedOperation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListedOperation) ProtoMessage() {}
+
+func (x *ListedOperation) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_entitlement_service_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListedOperation.ProtoReflect.Descriptor instead.
+func (*ListedOperation) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_entitlement_service_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ListedOperation) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *ListedOperation) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+func (x *ListedOperation) GetLastAttempt() *Attempt {
+	if x != nil {
+		return x.LastAttempt
+	}
+	return nil
+}
+
 var File_entitlement_v1_entitlement_service_proto protoreflect.FileDescriptor
 
 const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\n" +
-	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\"\xdd\x01\n" +
+	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\x01\n" +
 	"\x17GrantEntitlementRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12+\n" +
 	"\x05grant\x18\x02 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x129\n" +
@@ -839,7 +2411,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12+\n" +
 	"\x05grant\x18\x04 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x121\n" +
 	"\x04view\x18\x05 \x01(\x0e2\x1d.entitlement.v1.OperationViewR\x04viewB\x06\n" +
-	"\x04name\"\xb8\x04\n" +
+	"\x04name\"\xf5\x04\n" +
 	"\x14GetOperationResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -852,23 +2424,148 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\battempts\x18\b \x03(\v2\x17.entitlement.v1.AttemptR\battempts\x12/\n" +
 	"\aaliases\x18\t \x03(\v2\x15.entitlement.v1.AliasR\aaliases\x12/\n" +
 	"\aentries\x18\n" +
-	" \x03(\v2\x15.entitlement.v1.EntryR\aentries\"\xa7\x01\n" +
+	" \x03(\v2\x15.entitlement.v1.EntryR\aentries\x12;\n" +
+	"\brecorded\x18\v \x01(\v2\x1f.entitlement.v1.RecordedInvoiceR\brecorded\"\xa7\x01\n" +
 	"\x15GetEntitlementRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12'\n" +
 	"\x0eentitlement_id\x18\x02 \x01(\tH\x00R\rentitlementId\x12@\n" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKeyB\x06\n" +
 	"\x04name\"W\n" +
 	"\x16GetEntitlementResponse\x12=\n" +
-	"\ventitlement\x18\x01 \x01(\v2\x1b.entitlement.v1.EntitlementR\ventitlement*b\n" +
+	"\ventitlement\x18\x01 \x01(\v2\x1b.entitlement.v1.EntitlementR\ventitlement\"\x81\x02\n" +
+	"\x19RecordInvoiceStateRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
+	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12\x1d\n" +
+	"\n" +
+	"invoice_id\x18\x03 \x01(\tR\tinvoiceId\x122\n" +
+	"\x05state\x18\x04 \x01(\x0e2\x1c.entitlement.v1.InvoiceStateR\x05state\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\x03R\aversion\x12\x19\n" +
+	"\bevent_id\x18\x06 \x01(\tR\aeventId\x12\x16\n" +
+	"\x06source\x18\a \x01(\tR\x06source\"\xa8\x04\n" +
+	"\x1aRecordInvoiceStateResponse\x121\n" +
+	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
+	"\n" +
+	"matched_by\x18\x02 \x01(\x0e2\x19.entitlement.v1.MatchedByR\tmatchedBy\x127\n" +
+	"\toperation\x18\x03 \x01(\v2\x19.entitlement.v1.OperationR\toperation\x12=\n" +
+	"\brecorded\x18\x04 \x01(\v2\x1f.entitlement.v1.RecordedInvoiceH\x00R\brecorded\x126\n" +
+	"\bconflict\x18\x05 \x01(\v2\x18.entitlement.v1.ConflictH\x00R\bconflict\x129\n" +
+	"\trejection\x18\x06 \x01(\v2\x19.entitlement.v1.RejectionH\x00R\trejection\x12<\n" +
+	"\afailure\x18\a \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailure\x12A\n" +
+	"\rcurrent_state\x18\b \x01(\x0e2\x1c.entitlement.v1.InvoiceStateR\fcurrentState\x12'\n" +
+	"\x0fcurrent_version\x18\t \x01(\x03R\x0ecurrentVersionB\b\n" +
+	"\x06result\"\xde\x01\n" +
+	"\x0fRecordedInvoice\x12\x1d\n" +
+	"\n" +
+	"invoice_id\x18\x01 \x01(\tR\tinvoiceId\x122\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x1c.entitlement.v1.InvoiceStateR\x05state\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x03R\aversion\x127\n" +
+	"\breversed\x18\x04 \x03(\v2\x1b.entitlement.v1.EntitlementR\breversed\x12%\n" +
+	"\x0ereversed_count\x18\x05 \x01(\x05R\rreversedCount\"\xb7\x02\n" +
+	"\x19ReverseEntitlementRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
+	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12'\n" +
+	"\x0eentitlement_id\x18\x03 \x01(\tH\x00R\rentitlementId\x12@\n" +
+	"\fbusiness_key\x18\x04 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x19\n" +
+	"\bevent_id\x18\a \x01(\tR\aeventId\x12\x16\n" +
+	"\x06source\x18\b \x01(\tR\x06sourceB\b\n" +
+	"\x06target\"\xae\x04\n" +
+	"\x1aReverseEntitlementResponse\x121\n" +
+	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
+	"\n" +
+	"matched_by\x18\x02 \x01(\x0e2\x19.entitlement.v1.MatchedByR\tmatchedBy\x127\n" +
+	"\toperation\x18\x03 \x01(\v2\x19.entitlement.v1.OperationR\toperation\x12?\n" +
+	"\ventitlement\x18\x04 \x01(\v2\x1b.entitlement.v1.EntitlementH\x00R\ventitlement\x126\n" +
+	"\bconflict\x18\x05 \x01(\v2\x18.entitlement.v1.ConflictH\x00R\bconflict\x129\n" +
+	"\trejection\x18\x06 \x01(\v2\x19.entitlement.v1.RejectionH\x00R\trejection\x12<\n" +
+	"\afailure\x18\a \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailure\x12E\n" +
+	"\rcurrent_state\x18\b \x01(\x0e2 .entitlement.v1.EntitlementStateR\fcurrentState\x12'\n" +
+	"\x0fcurrent_version\x18\t \x01(\x03R\x0ecurrentVersionB\b\n" +
+	"\x06result\"\xb9\x02\n" +
+	"\x1bReinstateEntitlementRequest\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
+	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12'\n" +
+	"\x0eentitlement_id\x18\x03 \x01(\tH\x00R\rentitlementId\x12@\n" +
+	"\fbusiness_key\x18\x04 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x19\n" +
+	"\bevent_id\x18\a \x01(\tR\aeventId\x12\x16\n" +
+	"\x06source\x18\b \x01(\tR\x06sourceB\b\n" +
+	"\x06target\"\xb0\x04\n" +
+	"\x1cReinstateEntitlementResponse\x121\n" +
+	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
+	"\n" +
+	"matched_by\x18\x02 \x01(\x0e2\x19.entitlement.v1.MatchedByR\tmatchedBy\x127\n" +
+	"\toperation\x18\x03 \x01(\v2\x19.entitlement.v1.OperationR\toperation\x12?\n" +
+	"\ventitlement\x18\x04 \x01(\v2\x1b.entitlement.v1.EntitlementH\x00R\ventitlement\x126\n" +
+	"\bconflict\x18\x05 \x01(\v2\x18.entitlement.v1.ConflictH\x00R\bconflict\x129\n" +
+	"\trejection\x18\x06 \x01(\v2\x19.entitlement.v1.RejectionH\x00R\trejection\x12<\n" +
+	"\afailure\x18\a \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailure\x12E\n" +
+	"\rcurrent_state\x18\b \x01(\x0e2 .entitlement.v1.EntitlementStateR\fcurrentState\x12'\n" +
+	"\x0fcurrent_version\x18\t \x01(\x03R\x0ecurrentVersionB\b\n" +
+	"\x06result\"\xf4\x01\n" +
+	"\x17ListEntitlementsRequest\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12)\n" +
+	"\x10entitlement_type\x18\x02 \x01(\tR\x0fentitlementType\x12\x1d\n" +
+	"\n" +
+	"invoice_id\x18\x03 \x01(\tR\tinvoiceId\x126\n" +
+	"\x05state\x18\x04 \x01(\x0e2 .entitlement.v1.EntitlementStateR\x05state\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tR\tpageToken\"\x83\x01\n" +
+	"\x18ListEntitlementsResponse\x12?\n" +
+	"\fentitlements\x18\x01 \x03(\v2\x1b.entitlement.v1.EntitlementR\fentitlements\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x8d\x01\n" +
+	"\x17CheckEntitlementRequest\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12)\n" +
+	"\x10entitlement_type\x18\x02 \x01(\tR\x0fentitlementType\x12*\n" +
+	"\x02at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xe1\x01\n" +
+	"\x18CheckEntitlementResponse\x12\x12\n" +
+	"\x04held\x18\x01 \x01(\bR\x04held\x12?\n" +
+	"\fentitlements\x18\x02 \x03(\v2\x1b.entitlement.v1.EntitlementR\fentitlements\x12D\n" +
+	"\x0eabsence_reason\x18\x03 \x01(\x0e2\x1d.entitlement.v1.AbsenceReasonR\rabsenceReason\x12*\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\xe5\x01\n" +
+	"\x15ListOperationsRequest\x12\x1b\n" +
+	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12\x1b\n" +
+	"\bevent_id\x18\x02 \x01(\tH\x00R\aeventId\x12\x1f\n" +
+	"\n" +
+	"invoice_id\x18\x03 \x01(\tH\x00R\tinvoiceId\x12+\n" +
+	"\x10entitlement_type\x18\x04 \x01(\tH\x00R\x0fentitlementType\x12\x1b\n" +
+	"\tpage_size\x18\x05 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x06 \x01(\tR\tpageTokenB\b\n" +
+	"\x06filter\"\x81\x01\n" +
+	"\x16ListOperationsResponse\x12?\n" +
+	"\n" +
+	"operations\x18\x01 \x03(\v2\x1f.entitlement.v1.ListedOperationR\n" +
+	"operations\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xaf\x01\n" +
+	"\x0fListedOperation\x12'\n" +
+	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x127\n" +
+	"\toperation\x18\x02 \x01(\v2\x19.entitlement.v1.OperationR\toperation\x12:\n" +
+	"\flast_attempt\x18\x03 \x01(\v2\x17.entitlement.v1.AttemptR\vlastAttempt*b\n" +
 	"\rOperationView\x12\x1e\n" +
 	"\x1aOPERATION_VIEW_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14OPERATION_VIEW_BASIC\x10\x01\x12\x17\n" +
-	"\x13OPERATION_VIEW_FULL\x10\x022\xc4\x03\n" +
+	"\x13OPERATION_VIEW_FULL\x10\x02*\xaa\x01\n" +
+	"\rAbsenceReason\x12\x1e\n" +
+	"\x1aABSENCE_REASON_UNSPECIFIED\x10\x00\x12 \n" +
+	"\x1cABSENCE_REASON_NEVER_GRANTED\x10\x01\x12\x1b\n" +
+	"\x17ABSENCE_REASON_REVERSED\x10\x02\x12\x1a\n" +
+	"\x16ABSENCE_REASON_EXPIRED\x10\x03\x12\x1e\n" +
+	"\x1aABSENCE_REASON_NOT_STARTED\x10\x042\xde\b\n" +
 	"\x12EntitlementService\x12j\n" +
 	"\x10GrantEntitlement\x12'.entitlement.v1.GrantEntitlementRequest\x1a(.entitlement.v1.GrantEntitlementResponse\"\x03\x90\x02\x02\x12|\n" +
-	"\x16BatchGrantEntitlements\x12-.entitlement.v1.BatchGrantEntitlementsRequest\x1a..entitlement.v1.BatchGrantEntitlementsResponse\"\x03\x90\x02\x02\x12^\n" +
+	"\x16BatchGrantEntitlements\x12-.entitlement.v1.BatchGrantEntitlementsRequest\x1a..entitlement.v1.BatchGrantEntitlementsResponse\"\x03\x90\x02\x02\x12p\n" +
+	"\x12RecordInvoiceState\x12).entitlement.v1.RecordInvoiceStateRequest\x1a*.entitlement.v1.RecordInvoiceStateResponse\"\x03\x90\x02\x02\x12p\n" +
+	"\x12ReverseEntitlement\x12).entitlement.v1.ReverseEntitlementRequest\x1a*.entitlement.v1.ReverseEntitlementResponse\"\x03\x90\x02\x02\x12v\n" +
+	"\x14ReinstateEntitlement\x12+.entitlement.v1.ReinstateEntitlementRequest\x1a,.entitlement.v1.ReinstateEntitlementResponse\"\x03\x90\x02\x02\x12^\n" +
 	"\fGetOperation\x12#.entitlement.v1.GetOperationRequest\x1a$.entitlement.v1.GetOperationResponse\"\x03\x90\x02\x01\x12d\n" +
-	"\x0eGetEntitlement\x12%.entitlement.v1.GetEntitlementRequest\x1a&.entitlement.v1.GetEntitlementResponse\"\x03\x90\x02\x01B;Z9github.com/grantd/grantd/gen/entitlement/v1;entitlementv1b\x06proto3"
+	"\x0eGetEntitlement\x12%.entitlement.v1.GetEntitlementRequest\x1a&.entitlement.v1.GetEntitlementResponse\"\x03\x90\x02\x01\x12j\n" +
+	"\x10ListEntitlements\x12'.entitlement.v1.ListEntitlementsRequest\x1a(.entitlement.v1.ListEntitlementsResponse\"\x03\x90\x02\x01\x12j\n" +
+	"\x10CheckEntitlement\x12'.entitlement.v1.CheckEntitlementRequest\x1a(.entitlement.v1.CheckEntitlementResponse\"\x03\x90\x02\x01\x12d\n" +
+	"\x0eListOperations\x12%.entitlement.v1.ListOperationsRequest\x1a&.entitlement.v1.ListOperationsResponse\"\x03\x90\x02\x01B;Z9github.com/grantd/grantd/gen/entitlement/v1;entitlementv1b\x06proto3"
 
 var (
 	file_entitlement_v1_entitlement_service_proto_rawDescOnce sync.Once
@@ -882,73 +2579,141 @@ func file_entitlement_v1_entitlement_service_proto_rawDescGZIP() []byte {
 	return file_entitlement_v1_entitlement_service_proto_rawDescData
 }
 
-var file_entitlement_v1_entitlement_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_entitlement_v1_entitlement_service_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_entitlement_v1_entitlement_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_entitlement_v1_entitlement_service_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_entitlement_v1_entitlement_service_proto_goTypes = []any{
 	(OperationView)(0),                     // 0: entitlement.v1.OperationView
-	(*GrantEntitlementRequest)(nil),        // 1: entitlement.v1.GrantEntitlementRequest
-	(*GrantEntitlementResponse)(nil),       // 2: entitlement.v1.GrantEntitlementResponse
-	(*BatchGrantEntitlementsRequest)(nil),  // 3: entitlement.v1.BatchGrantEntitlementsRequest
-	(*BatchGrantEntitlementsResponse)(nil), // 4: entitlement.v1.BatchGrantEntitlementsResponse
-	(*GetOperationRequest)(nil),            // 5: entitlement.v1.GetOperationRequest
-	(*GetOperationResponse)(nil),           // 6: entitlement.v1.GetOperationResponse
-	(*GetEntitlementRequest)(nil),          // 7: entitlement.v1.GetEntitlementRequest
-	(*GetEntitlementResponse)(nil),         // 8: entitlement.v1.GetEntitlementResponse
-	(*Grant)(nil),                          // 9: entitlement.v1.Grant
-	(*InvoiceEvidence)(nil),                // 10: entitlement.v1.InvoiceEvidence
-	(Outcome)(0),                           // 11: entitlement.v1.Outcome
-	(MatchedBy)(0),                         // 12: entitlement.v1.MatchedBy
-	(*Operation)(nil),                      // 13: entitlement.v1.Operation
-	(*Entitlement)(nil),                    // 14: entitlement.v1.Entitlement
-	(*Conflict)(nil),                       // 15: entitlement.v1.Conflict
-	(*Rejection)(nil),                      // 16: entitlement.v1.Rejection
-	(*RetryableFailure)(nil),               // 17: entitlement.v1.RetryableFailure
-	(EntitlementState)(0),                  // 18: entitlement.v1.EntitlementState
-	(*BusinessKey)(nil),                    // 19: entitlement.v1.BusinessKey
-	(*Attempt)(nil),                        // 20: entitlement.v1.Attempt
-	(*Alias)(nil),                          // 21: entitlement.v1.Alias
-	(*Entry)(nil),                          // 22: entitlement.v1.Entry
+	(AbsenceReason)(0),                     // 1: entitlement.v1.AbsenceReason
+	(*GrantEntitlementRequest)(nil),        // 2: entitlement.v1.GrantEntitlementRequest
+	(*GrantEntitlementResponse)(nil),       // 3: entitlement.v1.GrantEntitlementResponse
+	(*BatchGrantEntitlementsRequest)(nil),  // 4: entitlement.v1.BatchGrantEntitlementsRequest
+	(*BatchGrantEntitlementsResponse)(nil), // 5: entitlement.v1.BatchGrantEntitlementsResponse
+	(*GetOperationRequest)(nil),            // 6: entitlement.v1.GetOperationRequest
+	(*GetOperationResponse)(nil),           // 7: entitlement.v1.GetOperationResponse
+	(*GetEntitlementRequest)(nil),          // 8: entitlement.v1.GetEntitlementRequest
+	(*GetEntitlementResponse)(nil),         // 9: entitlement.v1.GetEntitlementResponse
+	(*RecordInvoiceStateRequest)(nil),      // 10: entitlement.v1.RecordInvoiceStateRequest
+	(*RecordInvoiceStateResponse)(nil),     // 11: entitlement.v1.RecordInvoiceStateResponse
+	(*RecordedInvoice)(nil),                // 12: entitlement.v1.RecordedInvoice
+	(*ReverseEntitlementRequest)(nil),      // 13: entitlement.v1.ReverseEntitlementRequest
+	(*ReverseEntitlementResponse)(nil),     // 14: entitlement.v1.ReverseEntitlementResponse
+	(*ReinstateEntitlementRequest)(nil),    // 15: entitlement.v1.ReinstateEntitlementRequest
+	(*ReinstateEntitlementResponse)(nil),   // 16: entitlement.v1.ReinstateEntitlementResponse
+	(*ListEntitlementsRequest)(nil),        // 17: entitlement.v1.ListEntitlementsRequest
+	(*ListEntitlementsResponse)(nil),       // 18: entitlement.v1.ListEntitlementsResponse
+	(*CheckEntitlementRequest)(nil),        // 19: entitlement.v1.CheckEntitlementRequest
+	(*CheckEntitlementResponse)(nil),       // 20: entitlement.v1.CheckEntitlementResponse
+	(*ListOperationsRequest)(nil),          // 21: entitlement.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),         // 22: entitlement.v1.ListOperationsResponse
+	(*ListedOperation)(nil),                // 23: entitlement.v1.ListedOperation
+	(*Grant)(nil),                          // 24: entitlement.v1.Grant
+	(*InvoiceEvidence)(nil),                // 25: entitlement.v1.InvoiceEvidence
+	(Outcome)(0),                           // 26: entitlement.v1.Outcome
+	(MatchedBy)(0),                         // 27: entitlement.v1.MatchedBy
+	(*Operation)(nil),                      // 28: entitlement.v1.Operation
+	(*Entitlement)(nil),                    // 29: entitlement.v1.Entitlement
+	(*Conflict)(nil),                       // 30: entitlement.v1.Conflict
+	(*Rejection)(nil),                      // 31: entitlement.v1.Rejection
+	(*RetryableFailure)(nil),               // 32: entitlement.v1.RetryableFailure
+	(EntitlementState)(0),                  // 33: entitlement.v1.EntitlementState
+	(*BusinessKey)(nil),                    // 34: entitlement.v1.BusinessKey
+	(*Attempt)(nil),                        // 35: entitlement.v1.Attempt
+	(*Alias)(nil),                          // 36: entitlement.v1.Alias
+	(*Entry)(nil),                          // 37: entitlement.v1.Entry
+	(InvoiceState)(0),                      // 38: entitlement.v1.InvoiceState
+	(*timestamppb.Timestamp)(nil),          // 39: google.protobuf.Timestamp
 }
 var file_entitlement_v1_entitlement_service_proto_depIdxs = []int32{
-	9,  // 0: entitlement.v1.GrantEntitlementRequest.grant:type_name -> entitlement.v1.Grant
-	10, // 1: entitlement.v1.GrantEntitlementRequest.invoice:type_name -> entitlement.v1.InvoiceEvidence
-	11, // 2: entitlement.v1.GrantEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	12, // 3: entitlement.v1.GrantEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	13, // 4: entitlement.v1.GrantEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	14, // 5: entitlement.v1.GrantEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	15, // 6: entitlement.v1.GrantEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	16, // 7: entitlement.v1.GrantEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	17, // 8: entitlement.v1.GrantEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	18, // 9: entitlement.v1.GrantEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	1,  // 10: entitlement.v1.BatchGrantEntitlementsRequest.requests:type_name -> entitlement.v1.GrantEntitlementRequest
-	2,  // 11: entitlement.v1.BatchGrantEntitlementsResponse.responses:type_name -> entitlement.v1.GrantEntitlementResponse
-	19, // 12: entitlement.v1.GetOperationRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	9,  // 13: entitlement.v1.GetOperationRequest.grant:type_name -> entitlement.v1.Grant
+	24, // 0: entitlement.v1.GrantEntitlementRequest.grant:type_name -> entitlement.v1.Grant
+	25, // 1: entitlement.v1.GrantEntitlementRequest.invoice:type_name -> entitlement.v1.InvoiceEvidence
+	26, // 2: entitlement.v1.GrantEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	27, // 3: entitlement.v1.GrantEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	28, // 4: entitlement.v1.GrantEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	29, // 5: entitlement.v1.GrantEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	30, // 6: entitlement.v1.GrantEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	31, // 7: entitlement.v1.GrantEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	32, // 8: entitlement.v1.GrantEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	33, // 9: entitlement.v1.GrantEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	2,  // 10: entitlement.v1.BatchGrantEntitlementsRequest.requests:type_name -> entitlement.v1.GrantEntitlementRequest
+	3,  // 11: entitlement.v1.BatchGrantEntitlementsResponse.responses:type_name -> entitlement.v1.GrantEntitlementResponse
+	34, // 12: entitlement.v1.GetOperationRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	24, // 13: entitlement.v1.GetOperationRequest.grant:type_name -> entitlement.v1.Grant
 	0,  // 14: entitlement.v1.GetOperationRequest.view:type_name -> entitlement.v1.OperationView
-	11, // 15: entitlement.v1.GetOperationResponse.outcome:type_name -> entitlement.v1.Outcome
-	12, // 16: entitlement.v1.GetOperationResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	13, // 17: entitlement.v1.GetOperationResponse.operation:type_name -> entitlement.v1.Operation
-	14, // 18: entitlement.v1.GetOperationResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	15, // 19: entitlement.v1.GetOperationResponse.conflict:type_name -> entitlement.v1.Conflict
-	18, // 20: entitlement.v1.GetOperationResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	20, // 21: entitlement.v1.GetOperationResponse.attempts:type_name -> entitlement.v1.Attempt
-	21, // 22: entitlement.v1.GetOperationResponse.aliases:type_name -> entitlement.v1.Alias
-	22, // 23: entitlement.v1.GetOperationResponse.entries:type_name -> entitlement.v1.Entry
-	19, // 24: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	14, // 25: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	1,  // 26: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
-	3,  // 27: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
-	5,  // 28: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
-	7,  // 29: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
-	2,  // 30: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
-	4,  // 31: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
-	6,  // 32: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
-	8,  // 33: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
-	30, // [30:34] is the sub-list for method output_type
-	26, // [26:30] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	26, // 15: entitlement.v1.GetOperationResponse.outcome:type_name -> entitlement.v1.Outcome
+	27, // 16: entitlement.v1.GetOperationResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	28, // 17: entitlement.v1.GetOperationResponse.operation:type_name -> entitlement.v1.Operation
+	29, // 18: entitlement.v1.GetOperationResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	30, // 19: entitlement.v1.GetOperationResponse.conflict:type_name -> entitlement.v1.Conflict
+	33, // 20: entitlement.v1.GetOperationResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	35, // 21: entitlement.v1.GetOperationResponse.attempts:type_name -> entitlement.v1.Attempt
+	36, // 22: entitlement.v1.GetOperationResponse.aliases:type_name -> entitlement.v1.Alias
+	37, // 23: entitlement.v1.GetOperationResponse.entries:type_name -> entitlement.v1.Entry
+	12, // 24: entitlement.v1.GetOperationResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
+	34, // 25: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	29, // 26: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	38, // 27: entitlement.v1.RecordInvoiceStateRequest.state:type_name -> entitlement.v1.InvoiceState
+	26, // 28: entitlement.v1.RecordInvoiceStateResponse.outcome:type_name -> entitlement.v1.Outcome
+	27, // 29: entitlement.v1.RecordInvoiceStateResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	28, // 30: entitlement.v1.RecordInvoiceStateResponse.operation:type_name -> entitlement.v1.Operation
+	12, // 31: entitlement.v1.RecordInvoiceStateResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
+	30, // 32: entitlement.v1.RecordInvoiceStateResponse.conflict:type_name -> entitlement.v1.Conflict
+	31, // 33: entitlement.v1.RecordInvoiceStateResponse.rejection:type_name -> entitlement.v1.Rejection
+	32, // 34: entitlement.v1.RecordInvoiceStateResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	38, // 35: entitlement.v1.RecordInvoiceStateResponse.current_state:type_name -> entitlement.v1.InvoiceState
+	38, // 36: entitlement.v1.RecordedInvoice.state:type_name -> entitlement.v1.InvoiceState
+	29, // 37: entitlement.v1.RecordedInvoice.reversed:type_name -> entitlement.v1.Entitlement
+	34, // 38: entitlement.v1.ReverseEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 39: entitlement.v1.ReverseEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	27, // 40: entitlement.v1.ReverseEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	28, // 41: entitlement.v1.ReverseEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	29, // 42: entitlement.v1.ReverseEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	30, // 43: entitlement.v1.ReverseEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	31, // 44: entitlement.v1.ReverseEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	32, // 45: entitlement.v1.ReverseEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	33, // 46: entitlement.v1.ReverseEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	34, // 47: entitlement.v1.ReinstateEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 48: entitlement.v1.ReinstateEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	27, // 49: entitlement.v1.ReinstateEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	28, // 50: entitlement.v1.ReinstateEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	29, // 51: entitlement.v1.ReinstateEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	30, // 52: entitlement.v1.ReinstateEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	31, // 53: entitlement.v1.ReinstateEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	32, // 54: entitlement.v1.ReinstateEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	33, // 55: entitlement.v1.ReinstateEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	33, // 56: entitlement.v1.ListEntitlementsRequest.state:type_name -> entitlement.v1.EntitlementState
+	29, // 57: entitlement.v1.ListEntitlementsResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	39, // 58: entitlement.v1.CheckEntitlementRequest.at:type_name -> google.protobuf.Timestamp
+	29, // 59: entitlement.v1.CheckEntitlementResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	1,  // 60: entitlement.v1.CheckEntitlementResponse.absence_reason:type_name -> entitlement.v1.AbsenceReason
+	39, // 61: entitlement.v1.CheckEntitlementResponse.at:type_name -> google.protobuf.Timestamp
+	23, // 62: entitlement.v1.ListOperationsResponse.operations:type_name -> entitlement.v1.ListedOperation
+	28, // 63: entitlement.v1.ListedOperation.operation:type_name -> entitlement.v1.Operation
+	35, // 64: entitlement.v1.ListedOperation.last_attempt:type_name -> entitlement.v1.Attempt
+	2,  // 65: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
+	4,  // 66: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
+	10, // 67: entitlement.v1.EntitlementService.RecordInvoiceState:input_type -> entitlement.v1.RecordInvoiceStateRequest
+	13, // 68: entitlement.v1.EntitlementService.ReverseEntitlement:input_type -> entitlement.v1.ReverseEntitlementRequest
+	15, // 69: entitlement.v1.EntitlementService.ReinstateEntitlement:input_type -> entitlement.v1.ReinstateEntitlementRequest
+	6,  // 70: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
+	8,  // 71: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
+	17, // 72: entitlement.v1.EntitlementService.ListEntitlements:input_type -> entitlement.v1.ListEntitlementsRequest
+	19, // 73: entitlement.v1.EntitlementService.CheckEntitlement:input_type -> entitlement.v1.CheckEntitlementRequest
+	21, // 74: entitlement.v1.EntitlementService.ListOperations:input_type -> entitlement.v1.ListOperationsRequest
+	3,  // 75: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
+	5,  // 76: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
+	11, // 77: entitlement.v1.EntitlementService.RecordInvoiceState:output_type -> entitlement.v1.RecordInvoiceStateResponse
+	14, // 78: entitlement.v1.EntitlementService.ReverseEntitlement:output_type -> entitlement.v1.ReverseEntitlementResponse
+	16, // 79: entitlement.v1.EntitlementService.ReinstateEntitlement:output_type -> entitlement.v1.ReinstateEntitlementResponse
+	7,  // 80: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
+	9,  // 81: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
+	18, // 82: entitlement.v1.EntitlementService.ListEntitlements:output_type -> entitlement.v1.ListEntitlementsResponse
+	20, // 83: entitlement.v1.EntitlementService.CheckEntitlement:output_type -> entitlement.v1.CheckEntitlementResponse
+	22, // 84: entitlement.v1.EntitlementService.ListOperations:output_type -> entitlement.v1.ListOperationsResponse
+	75, // [75:85] is the sub-list for method output_type
+	65, // [65:75] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_entitlement_v1_entitlement_service_proto_init() }
@@ -974,13 +2739,44 @@ func file_entitlement_v1_entitlement_service_proto_init() {
 		(*GetEntitlementRequest_EntitlementId)(nil),
 		(*GetEntitlementRequest_BusinessKey)(nil),
 	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[9].OneofWrappers = []any{
+		(*RecordInvoiceStateResponse_Recorded)(nil),
+		(*RecordInvoiceStateResponse_Conflict)(nil),
+		(*RecordInvoiceStateResponse_Rejection)(nil),
+		(*RecordInvoiceStateResponse_Failure)(nil),
+	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[11].OneofWrappers = []any{
+		(*ReverseEntitlementRequest_EntitlementId)(nil),
+		(*ReverseEntitlementRequest_BusinessKey)(nil),
+	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[12].OneofWrappers = []any{
+		(*ReverseEntitlementResponse_Entitlement)(nil),
+		(*ReverseEntitlementResponse_Conflict)(nil),
+		(*ReverseEntitlementResponse_Rejection)(nil),
+		(*ReverseEntitlementResponse_Failure)(nil),
+	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[13].OneofWrappers = []any{
+		(*ReinstateEntitlementRequest_EntitlementId)(nil),
+		(*ReinstateEntitlementRequest_BusinessKey)(nil),
+	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[14].OneofWrappers = []any{
+		(*ReinstateEntitlementResponse_Entitlement)(nil),
+		(*ReinstateEntitlementResponse_Conflict)(nil),
+		(*ReinstateEntitlementResponse_Rejection)(nil),
+		(*ReinstateEntitlementResponse_Failure)(nil),
+	}
+	file_entitlement_v1_entitlement_service_proto_msgTypes[19].OneofWrappers = []any{
+		(*ListOperationsRequest_EventId)(nil),
+		(*ListOperationsRequest_InvoiceId)(nil),
+		(*ListOperationsRequest_EntitlementType)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_entitlement_v1_entitlement_service_proto_rawDesc), len(file_entitlement_v1_entitlement_service_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   8,
+			NumEnums:      2,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

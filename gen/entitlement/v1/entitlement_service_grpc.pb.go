@@ -21,8 +21,14 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	EntitlementService_GrantEntitlement_FullMethodName       = "/entitlement.v1.EntitlementService/GrantEntitlement"
 	EntitlementService_BatchGrantEntitlements_FullMethodName = "/entitlement.v1.EntitlementService/BatchGrantEntitlements"
+	EntitlementService_RecordInvoiceState_FullMethodName     = "/entitlement.v1.EntitlementService/RecordInvoiceState"
+	EntitlementService_ReverseEntitlement_FullMethodName     = "/entitlement.v1.EntitlementService/ReverseEntitlement"
+	EntitlementService_ReinstateEntitlement_FullMethodName   = "/entitlement.v1.EntitlementService/ReinstateEntitlement"
 	EntitlementService_GetOperation_FullMethodName           = "/entitlement.v1.EntitlementService/GetOperation"
 	EntitlementService_GetEntitlement_FullMethodName         = "/entitlement.v1.EntitlementService/GetEntitlement"
+	EntitlementService_ListEntitlements_FullMethodName       = "/entitlement.v1.EntitlementService/ListEntitlements"
+	EntitlementService_CheckEntitlement_FullMethodName       = "/entitlement.v1.EntitlementService/CheckEntitlement"
+	EntitlementService_ListOperations_FullMethodName         = "/entitlement.v1.EntitlementService/ListOperations"
 )
 
 // EntitlementServiceClient is the client API for EntitlementService service.
@@ -37,7 +43,7 @@ const (
 // ALREADY_APPLIED and binds the key as an alias, another payload is CONFLICTING_PAYLOAD and leaves the key free; (3) both
 // are new: preconditions (REJECTED), then the write (NEWLY_APPLIED).
 //
-// Malformed requests, and requests with fields that this version does not know, are INVALID_ARGUMENT with
+// Malformed requests, and writes with fields that this version does not know, are INVALID_ARGUMENT with
 // google.rpc.BadRequest, before anything is read or written. RETRYABLE_FAILURE travels as UNAVAILABLE, or
 // RESOURCE_EXHAUSTED under overload, with google.rpc.ErrorInfo, google.rpc.RetryInfo and the typed response as details.
 type EntitlementServiceClient interface {
@@ -47,10 +53,26 @@ type EntitlementServiceClient interface {
 	// Grants many. Not atomic: each item has its own key and its own outcome, and one bad item never sinks another. A replay of
 	// the batch, or of any part of it in another batch, gets for each item what a single call would get.
 	BatchGrantEntitlements(ctx context.Context, in *BatchGrantEntitlementsRequest, opts ...grpc.CallOption) (*BatchGrantEntitlementsResponse, error)
+	// Moves the authority's record of an invoice forward. VOIDED and REFUNDED reverse every active entitlement of the invoice in the same
+	// transaction. A replay gets the stored result, whatever was recorded since; PAID again reinstates nothing by itself.
+	RecordInvoiceState(ctx context.Context, in *RecordInvoiceStateRequest, opts ...grpc.CallOption) (*RecordInvoiceStateResponse, error)
+	// Takes an entitlement back by appending an entry. A replay gets the stored result and never reverses again, also when the
+	// entitlement was reinstated in between.
+	ReverseEntitlement(ctx context.Context, in *ReverseEntitlementRequest, opts ...grpc.CallOption) (*ReverseEntitlementResponse, error)
+	// Gives a reversed entitlement back by appending an entry; refused while its invoice is not PAID. A replay gets the stored result
+	// and never reinstates again, also when the entitlement was reversed in between.
+	ReinstateEntitlement(ctx context.Context, in *ReinstateEntitlementRequest, opts ...grpc.CallOption) (*ReinstateEntitlementResponse, error)
 	// Says what a replay of an operation would be told, without sending it.
 	GetOperation(ctx context.Context, in *GetOperationRequest, opts ...grpc.CallOption) (*GetOperationResponse, error)
 	// Returns one entitlement as it is now. NOT_FOUND when this tenant has no such entitlement.
 	GetEntitlement(ctx context.Context, in *GetEntitlementRequest, opts ...grpc.CallOption) (*GetEntitlementResponse, error)
+	// Lists a tenant's entitlements in the order in which they were granted, as they are now.
+	ListEntitlements(ctx context.Context, in *ListEntitlementsRequest, opts ...grpc.CallOption) (*ListEntitlementsResponse, error)
+	// Says whether a tenant holds an entitlement type at a time, by which entitlements or why not.
+	CheckEntitlement(ctx context.Context, in *CheckEntitlementRequest, opts ...grpc.CallOption) (*CheckEntitlementResponse, error)
+	// Finds operations by what support has in hand: the event's id, the invoice or the type. Keys that only ever met refusals or
+	// conflicts are found too.
+	ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error)
 }
 
 type entitlementServiceClient struct {
@@ -81,6 +103,36 @@ func (c *entitlementServiceClient) BatchGrantEntitlements(ctx context.Context, i
 	return out, nil
 }
 
+func (c *entitlementServiceClient) RecordInvoiceState(ctx context.Context, in *RecordInvoiceStateRequest, opts ...grpc.CallOption) (*RecordInvoiceStateResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecordInvoiceStateResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_RecordInvoiceState_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *entitlementServiceClient) ReverseEntitlement(ctx context.Context, in *ReverseEntitlementRequest, opts ...grpc.CallOption) (*ReverseEntitlementResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReverseEntitlementResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_ReverseEntitlement_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *entitlementServiceClient) ReinstateEntitlement(ctx context.Context, in *ReinstateEntitlementRequest, opts ...grpc.CallOption) (*ReinstateEntitlementResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReinstateEntitlementResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_ReinstateEntitlement_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *entitlementServiceClient) GetOperation(ctx context.Context, in *GetOperationRequest, opts ...grpc.CallOption) (*GetOperationResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetOperationResponse)
@@ -101,6 +153,36 @@ func (c *entitlementServiceClient) GetEntitlement(ctx context.Context, in *GetEn
 	return out, nil
 }
 
+func (c *entitlementServiceClient) ListEntitlements(ctx context.Context, in *ListEntitlementsRequest, opts ...grpc.CallOption) (*ListEntitlementsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEntitlementsResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_ListEntitlements_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *entitlementServiceClient) CheckEntitlement(ctx context.Context, in *CheckEntitlementRequest, opts ...grpc.CallOption) (*CheckEntitlementResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckEntitlementResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_CheckEntitlement_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *entitlementServiceClient) ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOperationsResponse)
+	err := c.cc.Invoke(ctx, EntitlementService_ListOperations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EntitlementServiceServer is the server API for EntitlementService service.
 // All implementations must embed UnimplementedEntitlementServiceServer
 // for forward compatibility.
@@ -113,7 +195,7 @@ func (c *entitlementServiceClient) GetEntitlement(ctx context.Context, in *GetEn
 // ALREADY_APPLIED and binds the key as an alias, another payload is CONFLICTING_PAYLOAD and leaves the key free; (3) both
 // are new: preconditions (REJECTED), then the write (NEWLY_APPLIED).
 //
-// Malformed requests, and requests with fields that this version does not know, are INVALID_ARGUMENT with
+// Malformed requests, and writes with fields that this version does not know, are INVALID_ARGUMENT with
 // google.rpc.BadRequest, before anything is read or written. RETRYABLE_FAILURE travels as UNAVAILABLE, or
 // RESOURCE_EXHAUSTED under overload, with google.rpc.ErrorInfo, google.rpc.RetryInfo and the typed response as details.
 type EntitlementServiceServer interface {
@@ -123,10 +205,26 @@ type EntitlementServiceServer interface {
 	// Grants many. Not atomic: each item has its own key and its own outcome, and one bad item never sinks another. A replay of
 	// the batch, or of any part of it in another batch, gets for each item what a single call would get.
 	BatchGrantEntitlements(context.Context, *BatchGrantEntitlementsRequest) (*BatchGrantEntitlementsResponse, error)
+	// Moves the authority's record of an invoice forward. VOIDED and REFUNDED reverse every active entitlement of the invoice in the same
+	// transaction. A replay gets the stored result, whatever was recorded since; PAID again reinstates nothing by itself.
+	RecordInvoiceState(context.Context, *RecordInvoiceStateRequest) (*RecordInvoiceStateResponse, error)
+	// Takes an entitlement back by appending an entry. A replay gets the stored result and never reverses again, also when the
+	// entitlement was reinstated in between.
+	ReverseEntitlement(context.Context, *ReverseEntitlementRequest) (*ReverseEntitlementResponse, error)
+	// Gives a reversed entitlement back by appending an entry; refused while its invoice is not PAID. A replay gets the stored result
+	// and never reinstates again, also when the entitlement was reversed in between.
+	ReinstateEntitlement(context.Context, *ReinstateEntitlementRequest) (*ReinstateEntitlementResponse, error)
 	// Says what a replay of an operation would be told, without sending it.
 	GetOperation(context.Context, *GetOperationRequest) (*GetOperationResponse, error)
 	// Returns one entitlement as it is now. NOT_FOUND when this tenant has no such entitlement.
 	GetEntitlement(context.Context, *GetEntitlementRequest) (*GetEntitlementResponse, error)
+	// Lists a tenant's entitlements in the order in which they were granted, as they are now.
+	ListEntitlements(context.Context, *ListEntitlementsRequest) (*ListEntitlementsResponse, error)
+	// Says whether a tenant holds an entitlement type at a time, by which entitlements or why not.
+	CheckEntitlement(context.Context, *CheckEntitlementRequest) (*CheckEntitlementResponse, error)
+	// Finds operations by what support has in hand: the event's id, the invoice or the type. Keys that only ever met refusals or
+	// conflicts are found too.
+	ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error)
 	mustEmbedUnimplementedEntitlementServiceServer()
 }
 
@@ -143,11 +241,29 @@ func (UnimplementedEntitlementServiceServer) GrantEntitlement(context.Context, *
 func (UnimplementedEntitlementServiceServer) BatchGrantEntitlements(context.Context, *BatchGrantEntitlementsRequest) (*BatchGrantEntitlementsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BatchGrantEntitlements not implemented")
 }
+func (UnimplementedEntitlementServiceServer) RecordInvoiceState(context.Context, *RecordInvoiceStateRequest) (*RecordInvoiceStateResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RecordInvoiceState not implemented")
+}
+func (UnimplementedEntitlementServiceServer) ReverseEntitlement(context.Context, *ReverseEntitlementRequest) (*ReverseEntitlementResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReverseEntitlement not implemented")
+}
+func (UnimplementedEntitlementServiceServer) ReinstateEntitlement(context.Context, *ReinstateEntitlementRequest) (*ReinstateEntitlementResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReinstateEntitlement not implemented")
+}
 func (UnimplementedEntitlementServiceServer) GetOperation(context.Context, *GetOperationRequest) (*GetOperationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetOperation not implemented")
 }
 func (UnimplementedEntitlementServiceServer) GetEntitlement(context.Context, *GetEntitlementRequest) (*GetEntitlementResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetEntitlement not implemented")
+}
+func (UnimplementedEntitlementServiceServer) ListEntitlements(context.Context, *ListEntitlementsRequest) (*ListEntitlementsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEntitlements not implemented")
+}
+func (UnimplementedEntitlementServiceServer) CheckEntitlement(context.Context, *CheckEntitlementRequest) (*CheckEntitlementResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckEntitlement not implemented")
+}
+func (UnimplementedEntitlementServiceServer) ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOperations not implemented")
 }
 func (UnimplementedEntitlementServiceServer) mustEmbedUnimplementedEntitlementServiceServer() {}
 func (UnimplementedEntitlementServiceServer) testEmbeddedByValue()                            {}
@@ -206,6 +322,60 @@ func _EntitlementService_BatchGrantEntitlements_Handler(srv interface{}, ctx con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EntitlementService_RecordInvoiceState_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RecordInvoiceStateRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).RecordInvoiceState(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_RecordInvoiceState_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).RecordInvoiceState(ctx, req.(*RecordInvoiceStateRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EntitlementService_ReverseEntitlement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReverseEntitlementRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).ReverseEntitlement(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_ReverseEntitlement_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).ReverseEntitlement(ctx, req.(*ReverseEntitlementRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EntitlementService_ReinstateEntitlement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReinstateEntitlementRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).ReinstateEntitlement(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_ReinstateEntitlement_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).ReinstateEntitlement(ctx, req.(*ReinstateEntitlementRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _EntitlementService_GetOperation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetOperationRequest)
 	if err := dec(in); err != nil {
@@ -242,6 +412,60 @@ func _EntitlementService_GetEntitlement_Handler(srv interface{}, ctx context.Con
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EntitlementService_ListEntitlements_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEntitlementsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).ListEntitlements(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_ListEntitlements_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).ListEntitlements(ctx, req.(*ListEntitlementsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EntitlementService_CheckEntitlement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckEntitlementRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).CheckEntitlement(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_CheckEntitlement_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).CheckEntitlement(ctx, req.(*CheckEntitlementRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EntitlementService_ListOperations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOperationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EntitlementServiceServer).ListOperations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EntitlementService_ListOperations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EntitlementServiceServer).ListOperations(ctx, req.(*ListOperationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EntitlementService_ServiceDesc is the grpc.ServiceDesc for EntitlementService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -258,12 +482,36 @@ var EntitlementService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _EntitlementService_BatchGrantEntitlements_Handler,
 		},
 		{
+			MethodName: "RecordInvoiceState",
+			Handler:    _EntitlementService_RecordInvoiceState_Handler,
+		},
+		{
+			MethodName: "ReverseEntitlement",
+			Handler:    _EntitlementService_ReverseEntitlement_Handler,
+		},
+		{
+			MethodName: "ReinstateEntitlement",
+			Handler:    _EntitlementService_ReinstateEntitlement_Handler,
+		},
+		{
 			MethodName: "GetOperation",
 			Handler:    _EntitlementService_GetOperation_Handler,
 		},
 		{
 			MethodName: "GetEntitlement",
 			Handler:    _EntitlementService_GetEntitlement_Handler,
+		},
+		{
+			MethodName: "ListEntitlements",
+			Handler:    _EntitlementService_ListEntitlements_Handler,
+		},
+		{
+			MethodName: "CheckEntitlement",
+			Handler:    _EntitlementService_CheckEntitlement_Handler,
+		},
+		{
+			MethodName: "ListOperations",
+			Handler:    _EntitlementService_ListOperations_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -1,0 +1,78 @@
+package server
+
+import (
+	"context"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
+)
+
+// GetOperation implements the contract.
+func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.GetOperationRequest) (*entitlementv1.GetOperationResponse, error) {
+	if v := validateGetOperationRequest(r); !v.none() {
+		return nil, invalid(v)
+	}
+	ctx = s.telemetry.WithKey(ctx, r.GetIdempotencyKey())
+	l := store.Lookup{
+		TenantID: r.GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), BusinessKey: businessKeyIn(r.GetBusinessKey()),
+		Full: r.GetView() == entitlementv1.OperationView_OPERATION_VIEW_FULL,
+	}
+	if r.GetGrant() != nil {
+		g := grantIn(r.GetGrant())
+		l.Grant = &g
+	}
+	found, err := s.store.Operation(ctx, l)
+	if err != nil {
+		return nil, statusOf(ctx, err, s.log)
+	}
+	a := &found.Answer
+	out := &entitlementv1.GetOperationResponse{
+		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Operation: operationOut(a.Operation),
+		CurrentState: a.CurrentState, CurrentVersion: a.CurrentVersion,
+	}
+	if a.Entitlement != nil {
+		out.Entitlement = entitlementOut(a.Entitlement)
+	}
+	if a.Conflict != nil {
+		out.Conflict = conflictOut(a.Conflict)
+		out.Operation = out.GetConflict().GetStoredOperation()
+	}
+	if a.Operation != nil && a.Operation.Kind == entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE {
+		out.Recorded = recordedOut(a.Operation.InvoiceID, a)
+	}
+	for i := range found.Attempts {
+		out.Attempts = append(out.Attempts, attemptOut(&found.Attempts[i]))
+	}
+	for _, alias := range found.Aliases {
+		out.Aliases = append(out.Aliases, aliasOut(alias))
+	}
+	for i := range found.Entries {
+		out.Entries = append(out.Entries, entryOut(&found.Entries[i]))
+	}
+	return out, nil
+}
+
+// ListOperations implements the contract.
+func (s *EntitlementService) ListOperations(ctx context.Context, r *entitlementv1.ListOperationsRequest) (*entitlementv1.ListOperationsResponse, error) {
+	if v := validateListOperationsRequest(r); !v.none() {
+		return nil, invalid(v)
+	}
+	filter := store.OperationFilter{
+		TenantID: r.GetTenantId(), EventID: r.GetEventId(), InvoiceID: r.GetInvoiceId(), EntitlementType: r.GetEntitlementType(),
+	}
+	found, next, err := s.store.Operations(ctx, filter, pageIn(r))
+	if err != nil {
+		return nil, s.listStatus(ctx, err)
+	}
+	out := &entitlementv1.ListOperationsResponse{NextPageToken: next}
+	for i := range found {
+		l := &entitlementv1.ListedOperation{
+			IdempotencyKey: found[i].IdempotencyKey, Operation: operationOut(found[i].Operation),
+		}
+		if found[i].LastAttempt != nil {
+			l.LastAttempt = attemptOut(found[i].LastAttempt)
+		}
+		out.Operations = append(out.Operations, l)
+	}
+	return out, nil
+}
