@@ -37,11 +37,13 @@ type Found struct {
 const storyLimit = 1000
 
 // lookupSQL reads what is known, and in the same statement whether this is a writable primary: only such a one may say that there
-// is nothing.
+// is nothing. It returns a row in any case.
 const lookupSQL = `
 SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off',` + factsColumns + `
-  FROM (VALUES ($1::text, $2::text, $3::smallint, $4::text, $5::text, $6::bigint))
-       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version)` + factsFrom
+  FROM (VALUES (1)) AS one
+  LEFT JOIN (SELECT c.*, ` + knownColumns + `
+          FROM (VALUES ($1::text, $2::text, $3::smallint, $4::text, $5::text, $6::bigint))
+               AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version)` + factsFrom + ` ON true`
 
 // Operation looks an operation up. NOT_APPLIED is answered by a writable primary alone; elsewhere a *Failure is.
 func (s *Store) Operation(ctx context.Context, l Lookup) (Found, error) {

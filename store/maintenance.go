@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -150,12 +151,15 @@ func (s *Store) makePartition(ctx context.Context, day time.Time) error {
 			partitionName(day), day.Format(time.RFC3339), day.AddDate(0, 0, 1).Format(time.RFC3339)))
 		return err
 	})
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == "42P07" {
-		// duplicate_table: another replica was looking at the same time, and made it.
+	if hasCode(err, "42P07") { // duplicate_table: another replica looked at the same time, and made it
 		return nil
 	}
 	return err
+}
+
+func hasCode(err error, codes ...string) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && slices.Contains(codes, pg.Code)
 }
 
 // dropPartitions removes the days that ended before a time. They are detached concurrently first, so that no write waits.
@@ -174,7 +178,11 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 			if p.DetachPending {
 				how = "FINALIZE"
 			}
-			if _, err := s.reads.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how)); err != nil {
+			_, err := s.reads.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how))
+			if hasCode(err, "42P01", "55000") { // undefined_table, object_not_in_prerequisite_state: another replica is at it
+				continue
+			}
+			if err != nil {
 				return fmt.Errorf("detach %s: %w", p.Name, err)
 			}
 		}

@@ -129,7 +129,8 @@ func (t *transaction) fold(batch []*pending, lockers []int) {
 // replica: no two of them wait for each other. The row count says how many were made or moved.
 const lockInvoicesSQL = `
 INSERT INTO invoices AS i (tenant_id, invoice_id, state, version, recorded_by, recorded_at)
-SELECT tenant_id, invoice_id, state, version, idempotency_key, clock_timestamp()
+-- The table's checks look at a row before its conflict is found, also at one that brings no evidence.
+SELECT tenant_id, invoice_id, GREATEST(state, 1::smallint), GREATEST(version, 0), idempotency_key, clock_timestamp()
   FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[])
        AS c (tenant_id, invoice_id, idempotency_key, state, version)
        -- Reversals and reinstatements lock a row that is there, and never make one. A subquery of another form would be hashed

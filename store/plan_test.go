@@ -1,0 +1,201 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/grantd/grantd/internal/pgdev/pgtest"
+)
+
+// With the statistics of a new table, the planner took a match of tenant_id alone for selective, and chose plans that read all
+// rows of the tenant for each request: fast in every small test, and ruinous for the first busy tenant. So every statement must reach
+// each table by an index condition on all columns of the key, whatever the tables hold and whatever is known of them.
+func TestPlans_ProbeWholeKeys(t *testing.T) {
+	url := pgtest.New(t)
+	admin := planSession(t, url, false)
+	statements := map[string]string{
+		"lockInvoices": lockInvoicesSQL, "readFacts": readFactsSQL, "readInvoices": readInvoicesSQL, "readOnInvoice": readOnInvoiceSQL,
+		"insertOperations": insertOperationsSQL, "insertEntitlements": insertEntitlementsSQL, "turnEntitlements": turnEntitlementsSQL,
+		"insertEntries": insertEntriesSQL, "insertAttempts": insertAttemptsSQL,
+		"locate": locateSQL, "lookup": lookupSQL, "aliases": aliasesSQL, "entriesOf": entriesOfSQL, "attemptsUnder": attemptsUnderSQL,
+		"entitlement": entitlementSQL, "purgeAliases": purgeAliasesSQL,
+	}
+	for _, sql := range transactionStatements {
+		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
+			t.Errorf("not looked at: %s", sql)
+		}
+	}
+	// Where a statement reads several rows of one leading key, that many columns of the index must be matched.
+	prefix := map[string]int{
+		"readOnInvoice entitlements_business_key": 2, // all types of one invoice
+		"readOnInvoice entries_pkey":              2, // the ledger of one entitlement
+		"entriesOf entitlements_business_key":     2,
+		"entriesOf entries_pkey":                  2,
+		"readFacts entries_pkey":                  2,
+		"lookup entries_pkey":                     2,
+	}
+	check := func(t *testing.T, except ...string) {
+		// A new session: one that is there keeps its plans, until the tables are analyzed.
+		service := planSession(t, url, true)
+		indexes := indexColumns(t, admin)
+		for name, sql := range statements {
+			if _, err := service.Exec(t.Context(), fmt.Sprintf("PREPARE %q AS %s", name, sql)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+		for name := range statements {
+			if slices.Contains(except, name) {
+				continue
+			}
+			plan, text := explain(t, service, name)
+			for _, problem := range plan.problems(indexes, func(index string, columns int) int {
+				if n, ok := prefix[name+" "+index]; ok {
+					return n
+				}
+				return columns
+			}) {
+				t.Errorf("%s: %s\n%s", name, problem, text)
+			}
+		}
+	}
+	partition := `CREATE TABLE attempts_20260301 PARTITION OF attempts FOR VALUES FROM ('2026-03-01') TO ('2026-03-02')`
+	execAll(t, admin, partition)
+	// A day's partition begins empty and is analyzed within minutes; until then, support's look-ups may read more of it.
+	t.Run("fresh", func(t *testing.T) { check(t, "attemptsUnder") })
+	execAll(t, admin,
+		`INSERT INTO invoices SELECT 't' || n % 3, 'i' || n, 2, 1, 'k' || n, now() FROM generate_series(1, 20000) n`,
+		`INSERT INTO operations (tenant_id, idempotency_key, kind, owner_key, fingerprint, recipe, invoice_id, entitlement_id, entry_number,
+			attempt_id, event_id, source, caller, applied_at)
+		SELECT 't' || n % 3, 'k' || n, 1, CASE WHEN n % 10 = 0 THEN 'k' || n - 3 END, '', 1, 'i' || n, gen_random_uuid(), 1,
+			gen_random_uuid(), '', '', '', now() FROM generate_series(1, 20000) n`,
+		`INSERT INTO entitlements (tenant_id, entitlement_id, invoice_id, entitlement_type, operation_version, scope, fingerprint, recipe,
+			operation_key, granted_at, state, version, changed_at)
+		SELECT 't' || n % 3, gen_random_uuid(), 'i' || n, 'x' || n % 4, 0, '{}', '', 1, 'k' || n, now(), 1, 1, now()
+			FROM generate_series(1, 20000) n`,
+		`INSERT INTO entries SELECT tenant_id, entitlement_id, 1, 1, operation_key, 1, '', '', now() FROM entitlements`,
+		`INSERT INTO attempts SELECT 't' || n % 3, '2026-03-01'::timestamptz + n * interval '1 second', gen_random_uuid(), 'k' || n, 1, 1 + n % 2, 0, 0, NULL,
+			'i' || n, 'x', 0, '', '', '', NULL, NULL FROM generate_series(1, 20000) n`)
+	t.Run("grown", func(t *testing.T) { check(t) })
+	execAll(t, admin, `ANALYZE`)
+	t.Run("analyzed", func(t *testing.T) { check(t) })
+}
+
+func planSession(t *testing.T, url string, service bool) *pgx.Conn {
+	t.Helper()
+	cfg, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.RuntimeParams["search_path"] = "grantd"
+	if service {
+		applySettings(&cfg.Config)
+	}
+	conn, err := pgx.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	return conn
+}
+
+func execAll(t *testing.T, conn *pgx.Conn, statements ...string) {
+	t.Helper()
+	for _, sql := range statements {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+}
+
+func values(m map[string]string) []string {
+	var all []string
+	for _, v := range m {
+		all = append(all, v)
+	}
+	return all
+}
+
+// indexColumns lists the columns of each index of the service's tables.
+func indexColumns(t *testing.T, conn *pgx.Conn) map[string][]string {
+	t.Helper()
+	rows, err := conn.Query(t.Context(), `
+SELECT c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+  FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = c.oid
+ WHERE c.relnamespace = 'grantd'::regnamespace GROUP BY c.relname`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string][]string)
+	var name string
+	var columns []string
+	if _, err := pgx.ForEachRow(rows, []any{&name, &columns}, func() error {
+		all[name] = columns
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// planNode is what EXPLAIN says of one step.
+type planNode struct {
+	NodeType  string     `json:"Node Type"`
+	Relation  string     `json:"Relation Name"`
+	Index     string     `json:"Index Name"`
+	IndexCond string     `json:"Index Cond"`
+	Plans     []planNode `json:"Plans"`
+}
+
+// explain returns the generic plan of a prepared statement, which is the one that the sessions use.
+func explain(t *testing.T, conn *pgx.Conn, name string) (planNode, string) {
+	t.Helper()
+	var parameters int
+	if err := conn.QueryRow(t.Context(), `SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = $1`, name).
+		Scan(&parameters); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	nulls := strings.TrimSuffix(strings.Repeat("NULL, ", parameters), ", ")
+	var text string
+	if err := conn.QueryRow(t.Context(), fmt.Sprintf(`EXPLAIN (FORMAT JSON, COSTS OFF) EXECUTE %q (%s)`, name, nulls),
+		pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	var plans []struct{ Plan planNode }
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan, text
+}
+
+var columnName = regexp.MustCompile(`[a-z_]+`)
+
+// problems lists the steps that read more of a table than a key asks for.
+func (n *planNode) problems(indexes map[string][]string, want func(index string, columns int) int) []string {
+	var all []string
+	switch {
+	case n.NodeType == "Seq Scan":
+		all = append(all, "reads the whole of "+n.Relation)
+	case n.Index != "":
+		columns, known := indexes[n.Index]
+		if !known {
+			all = append(all, "uses an unknown index "+n.Index)
+		}
+		names := columnName.FindAllString(n.IndexCond, -1)
+		for _, c := range columns[:want(n.Index, len(columns))] {
+			if !slices.Contains(names, c) {
+				all = append(all, fmt.Sprintf("looks into %s without %s", n.Index, c))
+			}
+		}
+	}
+	for i := range n.Plans {
+		all = append(all, n.Plans[i].problems(indexes, want)...)
+	}
+	return all
+}
