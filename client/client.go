@@ -97,14 +97,39 @@ func (c *Client) Service() entitlementv1.EntitlementServiceClient { return c.ser
 // (OUTCOME_ALREADY_APPLIED). That it still holds is another question: see the response's current_state. The request must not be
 // changed while the call runs.
 func (c *Client) Grant(ctx context.Context, req *entitlementv1.GrantEntitlementRequest, opts ...grpc.CallOption) (*entitlementv1.GrantEntitlementResponse, error) {
-	resp, err := c.service.GrantEntitlement(ctx, req, opts...)
+	return write(ctx, c.service.GrantEntitlement, req, opts)
+}
+
+// RecordInvoice moves the authority's record of an invoice forward; VOIDED and REFUNDED reverse its entitlements, which the response
+// names. A nil error means that this version is on record, by this call or by an earlier one.
+func (c *Client) RecordInvoice(ctx context.Context, req *entitlementv1.RecordInvoiceStateRequest, opts ...grpc.CallOption) (*entitlementv1.RecordInvoiceStateResponse, error) {
+	return write(ctx, c.service.RecordInvoiceState, req, opts)
+}
+
+// Reverse takes an entitlement back. A nil error means that it was reversed, by this call or by an earlier one; see the response's
+// current_state for whether it still is.
+func (c *Client) Reverse(ctx context.Context, req *entitlementv1.ReverseEntitlementRequest, opts ...grpc.CallOption) (*entitlementv1.ReverseEntitlementResponse, error) {
+	return write(ctx, c.service.ReverseEntitlement, req, opts)
+}
+
+// Reinstate gives a reversed entitlement back. A nil error means that it was reinstated, by this call or by an earlier one; see the
+// response's current_state for whether it still is.
+func (c *Client) Reinstate(ctx context.Context, req *entitlementv1.ReinstateEntitlementRequest, opts ...grpc.CallOption) (*entitlementv1.ReinstateEntitlementResponse, error) {
+	return write(ctx, c.service.ReinstateEntitlement, req, opts)
+}
+
+// write calls one of the writes. The response is the zero Resp beside an error.
+func write[Req interface{ GetIdempotencyKey() string }, Resp answer](
+	ctx context.Context, call func(context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, opts []grpc.CallOption,
+) (resp Resp, err error) {
+	got, err := call(ctx, req, opts...)
 	if err != nil {
-		return nil, callError(req.GetIdempotencyKey(), err)
+		return resp, callError(req.GetIdempotencyKey(), err)
 	}
-	if err := answerError(req.GetIdempotencyKey(), resp); err != nil {
-		return nil, err
+	if err := answerError(req.GetIdempotencyKey(), got); err != nil {
+		return resp, err
 	}
-	return resp, nil
+	return got, nil
 }
 
 // Operation looks up what a replay would be told, without sending it. Every outcome of a look-up is a nil error:
@@ -124,4 +149,13 @@ func (c *Client) Entitlement(ctx context.Context, req *entitlementv1.GetEntitlem
 		return nil, callError("", err)
 	}
 	return resp.GetEntitlement(), nil
+}
+
+// Check says whether a tenant holds an entitlement type. Held or not is the response's to say; both are a nil error.
+func (c *Client) Check(ctx context.Context, req *entitlementv1.CheckEntitlementRequest, opts ...grpc.CallOption) (*entitlementv1.CheckEntitlementResponse, error) {
+	resp, err := c.service.CheckEntitlement(ctx, req, opts...)
+	if err != nil {
+		return nil, callError("", err)
+	}
+	return resp, nil
 }

@@ -520,7 +520,7 @@ func TestGrant_Conflict(t *testing.T) {
 	answer.MatchedBy = entitlementv1.MatchedBy_MATCHED_BY_BUSINESS_KEY
 	conflict.OmittedDifferences = 4
 	_, err = c.Grant(t.Context(), request(key))
-	const wantOther = `grantd: key "billing:grant:INV-A:team_access": conflict: key "admin:grant:INV-A:team_access" granted this before with another payload; ` +
+	const wantOther = `grantd: key "billing:grant:INV-A:team_access": conflict: key "admin:grant:INV-A:team_access" did this before with another payload; ` +
 		`different: quantity, scope.seats and 4 more`
 	if err == nil || err.Error() != wantOther {
 		t.Errorf("text %q\nwant %q", err, wantOther)

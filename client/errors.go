@@ -39,7 +39,7 @@ func (e *ConflictError) Error() string {
 	}
 	first := "the key was used before with another payload"
 	if e.MatchedBy == entitlementv1.MatchedBy_MATCHED_BY_BUSINESS_KEY {
-		first = fmt.Sprintf("key %q granted this before with another payload", e.Conflict.GetStoredOperation().GetIdempotencyKey())
+		first = fmt.Sprintf("key %q did this before with another payload", e.Conflict.GetStoredOperation().GetIdempotencyKey())
 	}
 	return fmt.Sprintf("grantd: key %q: conflict: %s; different: %s", e.Key, first, text)
 }
@@ -87,8 +87,17 @@ func (e *RetryableError) Error() string {
 // Unwrap returns the gRPC status.
 func (e *RetryableError) Unwrap() error { return e.err }
 
-// answerError makes an error of every answer that is not a grant.
-func answerError(key string, resp *entitlementv1.GrantEntitlementResponse) error {
+// answer is what the responses of all writes have in common.
+type answer interface {
+	GetOutcome() entitlementv1.Outcome
+	GetMatchedBy() entitlementv1.MatchedBy
+	GetConflict() *entitlementv1.Conflict
+	GetRejection() *entitlementv1.Rejection
+	GetFailure() *entitlementv1.RetryableFailure
+}
+
+// answerError makes an error of every answer that is not the effect.
+func answerError(key string, resp answer) error {
 	switch resp.GetOutcome() {
 	case entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, entitlementv1.Outcome_OUTCOME_ALREADY_APPLIED:
 		return nil
