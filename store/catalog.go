@@ -70,6 +70,11 @@ func (c *Catalog) endsAt(g *Grant, now time.Time) *time.Time {
 	if g.StartsAt != nil {
 		end = *g.StartsAt
 	}
-	end = end.Add(validity)
+	if end = end.Add(validity); end.After(lastEnd) {
+		end = lastEnd
+	}
 	return &end
 }
+
+// lastEnd is the latest time that the contract can carry.
+var lastEnd = time.Date(9999, 12, 31, 23, 59, 59, 999999000, time.UTC)

@@ -96,6 +96,9 @@ func interpretError(err error) (remedy, string) {
 	case "0A000", "26000": // cached plan must not change result type; prepared statement does not exist
 		return dropConnection, ReasonDatabaseUnavailable
 	}
+	if len(pg.Code) < 2 {
+		return giveUp, ""
+	}
 	switch pg.Code[:2] {
 	case "22", "23": // data exception, constraint violation
 		return splitOff, ""

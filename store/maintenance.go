@@ -69,7 +69,7 @@ DELETE FROM operations o
 
 func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 	for {
-		tag, err := s.reads.Exec(ctx, purgeAliasesSQL, before, purgeBatch)
+		tag, err := s.house.Exec(ctx, purgeAliasesSQL, before, purgeBatch)
 		if err != nil {
 			return fmt.Errorf("purge aliases: %w", err)
 		}
@@ -102,7 +102,8 @@ SELECT c.relname, i.inhrelid IS NOT NULL, COALESCE(i.inhdetachpending, false)
   FROM pg_class c
   LEFT JOIN pg_inherits i ON i.inhrelid = c.oid
  WHERE c.relnamespace = 'grantd'::regnamespace AND c.relkind = 'r' AND c.relname ~ '^attempts_[0-9]{8}$'
- ORDER BY c.relname`
+ -- One whose detaching was cut off comes first: until it is finished, no other can be detached.
+ ORDER BY COALESCE(i.inhdetachpending, false) DESC, c.relname`
 
 type partition struct {
 	Name          string
@@ -111,7 +112,7 @@ type partition struct {
 }
 
 func (s *Store) partitions(ctx context.Context) ([]partition, error) {
-	rows, err := s.reads.Query(ctx, listPartitionsSQL)
+	rows, err := s.house.Query(ctx, listPartitionsSQL)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
 
 // makePartition waits a short time for its lock only, since the writes queue behind it.
 func (s *Store) makePartition(ctx context.Context, day time.Time) error {
-	err := pgx.BeginFunc(ctx, s.reads, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, s.house, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
 			return err
 		}
@@ -178,7 +179,7 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 			if p.DetachPending {
 				how = "FINALIZE"
 			}
-			_, err := s.reads.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how))
+			_, err := s.house.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how))
 			if hasCode(err, "42P01", "55000") { // undefined_table, object_not_in_prerequisite_state: another replica is at it
 				continue
 			}
@@ -186,7 +187,7 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 				return fmt.Errorf("detach %s: %w", p.Name, err)
 			}
 		}
-		if _, err := s.reads.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil {
+		if _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil {
 			return fmt.Errorf("drop %s: %w", p.Name, err)
 		}
 	}

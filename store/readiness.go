@@ -19,10 +19,15 @@ SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'o
        (SELECT CASE WHEN bool_or(sync_state IS NULL) THEN -1 ELSE count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) END
           FROM pg_stat_replication)::int`
 
-// Ready asks the database. An error means that none answers.
+// Ready asks the database. An error means that none answers. A session that died while it was idle is not the database's word,
+// so a second one is asked.
 func (s *Store) Ready(ctx context.Context) (Readiness, error) {
 	var r Readiness
-	err := s.reads.QueryRow(ctx, readinessSQL).Scan(&r.Writable, &r.SynchronousStandbys)
+	ask := func() error { return s.house.QueryRow(ctx, readinessSQL).Scan(&r.Writable, &r.SynchronousStandbys) }
+	err := ask()
+	if what, _ := interpretError(err); err != nil && what == dropConnection {
+		err = ask()
+	}
 	if err != nil {
 		return Readiness{}, readFailure(err)
 	}

@@ -64,12 +64,12 @@ type session struct {
 
 var errNoCancelRequests = errors.New("cancel requests are not sent")
 
-// connect makes sure that there is a connection to a writable primary.
-func (s *session) connect(ctx context.Context, timeout time.Duration) error {
+// connect makes sure that there is a connection to a writable primary. It belongs to no call's trace.
+func (s *session) connect(timeout time.Duration) error {
 	if s.conn != nil && !s.conn.IsClosed() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 
 	cfg := s.config.Copy()

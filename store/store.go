@@ -99,6 +99,8 @@ func setDefault[T comparable](field *T, value T) {
 type Store struct {
 	config Config
 	reads  *pgxpool.Pool
+	// house is for the store's own questions: whether it is ready, and what has expired. They must not wait behind look-ups.
+	house  *pgxpool.Pool
 	writer *writer
 	tokens pageTokens
 
@@ -119,13 +121,18 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	applySettings(&session1.Config)
 	session1.Tracer = cfg.QueryTracer
 
-	if s.reads, err = openReads(ctx, cfg); err != nil {
+	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns); err != nil {
+		return nil, err
+	}
+	if s.house, err = openPool(ctx, cfg, houseConns); err != nil {
+		s.reads.Close()
 		return nil, err
 	}
 	var depth func() int64 = func() int64 { return int64(s.writer.queue.depth()) }
 	m, err := newMeters(cfg.MeterProvider, depth)
 	if err != nil {
 		s.reads.Close()
+		s.house.Close()
 		return nil, err
 	}
 	s.writer = newWriter(cfg, m, func(lockTimeout time.Duration) *session {
@@ -138,8 +145,11 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	return s, nil
 }
 
-// openReads makes the pool that look-ups use. They go to a primary, also while it is read-only: what is there may be told.
-func openReads(ctx context.Context, cfg *Config) (*pgxpool.Pool, error) {
+// houseConns are one for readiness and one for maintenance.
+const houseConns = 2
+
+// openPool makes a pool for reads. They go to a primary, also while it is read-only: what is there may be told.
+func openPool(ctx context.Context, cfg *Config, conns int32) (*pgxpool.Pool, error) {
 	pool, err := pgxpool.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
@@ -148,7 +158,7 @@ func openReads(ctx context.Context, cfg *Config) (*pgxpool.Pool, error) {
 	pool.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	pool.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
 	pool.ConnConfig.Tracer = cfg.QueryTracer
-	pool.MaxConns = cfg.ReadConns
+	pool.MaxConns = conns
 	p, err := pgxpool.NewWithConfig(ctx, pool)
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)
@@ -168,6 +178,7 @@ func (s *Store) Close() {
 	}
 	s.writer.close()
 	s.reads.Close()
+	s.house.Close()
 }
 
 // Apply decides and commits one command. It returns a *Failure when the database gave no answer, and ctx's error when the caller

@@ -79,6 +79,9 @@ func (w *writer) submit(ctx context.Context, commands []*pending) error {
 		p.claims = claimsOf(&p.command)
 	}
 	n, closed := w.queue.put(commands)
+	if n < len(commands) && !closed {
+		w.meters.unanswered(ReasonQueueFull, len(commands)-n)
+	}
 	for _, p := range commands[n:] {
 		p.err = &Failure{Reason: ReasonQueueFull, RetryDelay: jitter(200 * time.Millisecond), Overload: true}
 		if closed {
@@ -107,12 +110,13 @@ type committer struct {
 	*writer
 	session *session
 	run     transaction
+	counts  map[answerLabels]int64
 	// lane says that this is a slow lane, which has nowhere to send a blocked command.
 	lane bool
 }
 
 func (w *writer) committer(s *session) *committer {
-	c := &committer{writer: w, session: s}
+	c := &committer{writer: w, session: s, counts: make(map[answerLabels]int64)}
 	c.run = transaction{session: s, catalog: w.config.Catalog, timeout: w.config.CommitTimeout}
 	return c
 }
@@ -123,7 +127,7 @@ func (c *committer) commit(batch []*pending) {
 		started := time.Now()
 		err := c.try(batch)
 		if err == nil {
-			c.meters.committed(batch, time.Since(started))
+			c.meters.committed(batch, time.Since(started), c.counts)
 			c.settle(batch)
 			return
 		}
@@ -169,7 +173,7 @@ func (c *committer) commit(batch []*pending) {
 // try runs one transaction for the batch.
 func (c *committer) try(batch []*pending) error {
 	ctx, end := c.trace(batch)
-	if err := c.session.connect(ctx, c.config.ConnectTimeout); err != nil {
+	if err := c.session.connect(c.config.ConnectTimeout); err != nil {
 		end(err)
 		return err
 	}
@@ -189,10 +193,13 @@ func (c *committer) divert(p *pending, why error) {
 }
 
 func (c *committer) fail(batch []*pending, err error) {
+	reason := "internal"
 	var f *Failure
 	if errors.As(err, &f) {
-		c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
+		reason = f.Reason
+		c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", reason, "error", f.cause)
 	}
+	c.meters.unanswered(reason, len(batch))
 	for _, p := range batch {
 		p.answer, p.err = Answer{}, err
 	}

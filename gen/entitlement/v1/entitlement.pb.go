@@ -312,7 +312,7 @@ func (x *Grant) GetExpiresAt() *timestamppb.Timestamp {
 // evidence, and is answered without looking at the invoice again.
 type InvoiceEvidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Must be PAID for a grant; any other state is refused and not recorded.
+	// Must be PAID for a grant; any other state is refused. Evidence is recorded only by a grant that is newly applied.
 	State InvoiceState `protobuf:"varint,1,opt,name=state,proto3,enum=entitlement.v1.InvoiceState" json:"state,omitempty"`
 	// The version that the billing system assigns; not negative. A higher one moves the authority's record forward; 0 creates
 	// the record where there is none, but never moves it.

@@ -1232,7 +1232,8 @@ func (x *RecordedInvoice) GetReversedCount() int32 {
 // ReverseEntitlementRequest asks for an entitlement to be taken back.
 type ReverseEntitlementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names this business request within the tenant, by the rules of GrantEntitlementRequest. A replay must carry the same key.
+	// Names this decision within the tenant, by the rules of GrantEntitlementRequest. An entitlement can be turned more than once, so
+	// the key needs what tells one decision from the next, for example `support:reverse:CASE-4711`. A replay must carry the same key.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// The tenant. Required.
 	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
@@ -1539,7 +1540,8 @@ func (*ReverseEntitlementResponse_Failure) isReverseEntitlementResponse_Result()
 // ReinstateEntitlementRequest asks for a reversed entitlement to be given back.
 type ReinstateEntitlementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Names this business request within the tenant, by the rules of GrantEntitlementRequest. A replay must carry the same key.
+	// Names this decision within the tenant, by the rules of GrantEntitlementRequest. An entitlement can be turned more than once, so
+	// the key needs what tells one decision from the next, for example `support:reverse:CASE-4711`. A replay must carry the same key.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// The tenant. Required.
 	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`

@@ -38,7 +38,8 @@ const (
 	Outcome_OUTCOME_ALREADY_APPLIED Outcome = 2
 	// The idempotency key, or the business key, was used with another payload. Nothing changed. `conflict` names every
 	// differing field. Travels with status OK, and carries no entitlement, so that it cannot be mistaken for success.
-	// A replay gets the same for as long as the stored operation lives.
+	// A replay gets the same for as long as the stored operation lives; only a conflict over an invoice's version becomes
+	// REJECTED with STALE_VERSION once the record has moved on.
 	Outcome_OUTCOME_CONFLICTING_PAYLOAD Outcome = 3
 	// A business precondition failed. Nothing was written but the attempt, and the key is not consumed: the same request may
 	// succeed later, as `rejection.retry` says.
@@ -161,7 +162,8 @@ const (
 	RejectionReason_REJECTION_REASON_UNSPECIFIED RejectionReason = 0
 	// The evidence, or the authority's own record of the invoice, does not say PAID. Succeeds once it does.
 	RejectionReason_REJECTION_REASON_INVOICE_NOT_PAID RejectionReason = 1
-	// The authority's record says VOIDED or REFUNDED. Succeeds only after a higher version says PAID.
+	// The authority's record says VOIDED or REFUNDED. Succeeds only once a
+	// higher version says PAID: the record's, or the grant's own evidence.
 	RejectionReason_REJECTION_REASON_INVOICE_REVERSED RejectionReason = 2
 	// RecordInvoiceState: a higher version of the invoice is on record. Never succeeds.
 	RejectionReason_REJECTION_REASON_STALE_VERSION RejectionReason = 3
@@ -543,7 +545,9 @@ func (x *FieldViolation) GetDescription() string {
 // again, or GetOperation, tells.
 type RetryableFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The cause in upper case, the same as `google.rpc.ErrorInfo.reason`, for example QUEUE_FULL or COMMIT_UNKNOWN.
+	// The cause in upper case, the same as `google.rpc.ErrorInfo.reason`: QUEUE_FULL, DATABASE_UNAVAILABLE, READ_ONLY,
+	// COMMIT_UNKNOWN, LOCK_TIMEOUT, CONTENTION, NEWER_RECIPE (a newer version wrote the row), SHUTTING_DOWN; in a batch also
+	// INTERNAL, where a single call fails as INTERNAL.
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// How long to wait before sending the same request again.
 	RetryDelay    *durationpb.Duration `protobuf:"bytes,2,opt,name=retry_delay,json=retryDelay,proto3" json:"retry_delay,omitempty"`
