@@ -39,6 +39,8 @@ type service struct {
 	ShutdownGrace     time.Duration `default:"10s" help:"Longest time from SIGTERM to the exit." env:"GRANTD_SHUTDOWN_GRACE"`
 	ShutdownDelay     time.Duration `default:"0s" help:"Part of it in which NOT_SERVING is shown and calls are still taken, for balancers that poll." env:"GRANTD_SHUTDOWN_DELAY"`
 
+	Catalog string `type:"path" help:"YAML file of the entitlement types that may be granted; any may be without one." env:"GRANTD_CATALOG"`
+
 	Committers       int           `default:"1" help:"Transactions that run at once." env:"GRANTD_COMMITTERS"`
 	QueueLimit       int           `default:"8192" help:"Commands that may wait; more are answered RESOURCE_EXHAUSTED." env:"GRANTD_QUEUE_LIMIT"`
 	AliasRetention   time.Duration `default:"9600h" help:"How long a later key for the same effect is kept." env:"GRANTD_ALIAS_RETENTION"`
@@ -74,6 +76,10 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 	if err != nil {
 		return err
 	}
+	catalog, err := loadCatalog(c.Catalog)
+	if err != nil {
+		return err
+	}
 	tel, err := telemetry.Setup(ctx, telemetry.Config{Version: buildVersion(), Log: log})
 	if err != nil {
 		return err
@@ -95,8 +101,8 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 	defer httpListener.Close()
 
 	st, err := store.Open(ctx, store.Config{
-		DatabaseURL: databaseURL,
-		Committers:  c.Committers, QueueLimit: c.QueueLimit,
+		DatabaseURL: databaseURL, Catalog: catalog,
+		Committers: c.Committers, QueueLimit: c.QueueLimit,
 		AliasRetention: c.AliasRetention, AttemptRetention: c.AttemptRetention,
 		Log: log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider, QueryTracer: tel.QueryTracer(),
 	})
