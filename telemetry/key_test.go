@@ -13,6 +13,7 @@ import (
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/telemetry"
+	"github.com/grantd/grantd/telemetry/otlptest"
 )
 
 // headerOf is a baggage header with n members besides what it starts with.
@@ -170,7 +171,7 @@ func TestStartItem(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, call := b.TracerProvider.Tracer("test").Start(baggage.ContextWithBaggage(t.Context(), caller), "batch")
-	const items = 1000
+	const items = 4000 // four full batches at once
 	for i := range items {
 		ctx, item := b.StartItem(ctx, fmt.Sprint("key-", i))
 		if got := baggage.FromContext(ctx).Member(telemetry.KeyName).Value(); got != fmt.Sprint("key-", i) {
@@ -180,11 +181,15 @@ func TestStartItem(t *testing.T) {
 		item.End()
 	}
 	call.End()
+	found := map[string]*otlptest.Span{}
+	for _, item := range b.collector.Await(items, func(s *otlptest.Span) bool { return s.GetName() == "grantd.batch.item" }) {
+		found[item.Attribute(telemetry.KeyName)] = item
+	}
 	for i := range items {
-		item := b.collector.AwaitAttribute(1, telemetry.KeyName, fmt.Sprint("key-", i))[0]
-		if item.Trace() != call.SpanContext().TraceID().String() || item.Parent() != call.SpanContext().SpanID().String() ||
-			item.Attribute("item") != fmt.Sprint(i) {
-			t.Fatalf("item %d is %s < %s %v", i, item.Trace(), item.Parent(), item.Attributes())
+		item := found[fmt.Sprint("key-", i)]
+		if item == nil || item.Trace() != call.SpanContext().TraceID().String() ||
+			item.Parent() != call.SpanContext().SpanID().String() || item.Attribute("item") != fmt.Sprint(i) {
+			t.Fatalf("item %d is %v", i, item)
 		}
 	}
 	if got := sample(t, b.Telemetry, "grantd_baggage_keys_replaced_total"); got != "0" {

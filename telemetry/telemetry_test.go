@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 
@@ -109,13 +111,12 @@ func TestTracing_KeyOnEverySpanOfACall(t *testing.T) {
 			return nil
 		}
 	})
-	const trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-	b.grant(t, metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+trace+"-"+parent+"-01"), key)
+	b.grant(t, metadata.AppendToOutgoingContext(t.Context(), "traceparent", traceparent), key)
 	b.finish(t)
 
 	statements, servers := 0, 0
 	for _, span := range collector.Spans() {
-		if span.Trace() != trace || span.Attribute(telemetry.KeyName) != key {
+		if span.Trace() != traceID || span.Attribute(telemetry.KeyName) != key {
 			t.Errorf("%s has trace %s and the attributes %v", span.GetName(), span.Trace(), span.Attributes())
 		}
 		if strings.Contains(span.String(), secret) {
@@ -124,7 +125,7 @@ func TestTracing_KeyOnEverySpanOfACall(t *testing.T) {
 		if strings.HasPrefix(span.Attribute("db.query.text"), "SELECT $1") {
 			statements++
 		}
-		if span.Parent() == parent {
+		if span.Parent() == spanID {
 			servers++
 		}
 		for name, want := range map[string]string{
@@ -140,6 +141,27 @@ func TestTracing_KeyOnEverySpanOfACall(t *testing.T) {
 	}
 	if page := scrape(t, b.Telemetry); strings.Contains(page, "rpc_server") || strings.Contains(page, "db_client") {
 		t.Error("metrics that are there only while tracing is on")
+	}
+}
+
+// A commit links to each call that it combines. The SDK keeps 128 links unless told otherwise, and values of any length.
+func TestTracing_Limits(t *testing.T) {
+	b := setup(t, noHandler)
+	tracer := b.TracerProvider.Tracer("test")
+	var links []trace.Link
+	for range 1000 {
+		_, call := tracer.Start(t.Context(), "call")
+		links = append(links, trace.Link{SpanContext: call.SpanContext()})
+	}
+	_, commit := tracer.Start(t.Context(), "commit", trace.WithLinks(links...),
+		trace.WithAttributes(attribute.String("statement", strings.Repeat("s", 100_000))))
+	commit.End()
+	span := b.collector.Await(1, func(s *otlptest.Span) bool { return s.GetName() == "commit" })[0]
+	if n := len(span.GetLinks()); n != len(links) {
+		t.Errorf("%d links", n)
+	}
+	if n := len(span.Attribute("statement")); n != 2048 {
+		t.Errorf("%d bytes of the statement", n)
 	}
 }
 

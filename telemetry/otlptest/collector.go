@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long spans may be on their way. The SDK sends them every five seconds unless told otherwise.
-const patience = 20 * time.Second
+const patience = 10 * time.Second
 
 // Collector keeps the spans that were exported to it.
 type Collector struct {
@@ -116,7 +116,7 @@ func (c *Collector) Await(n int, match func(*Span) bool) []*Span {
 		select {
 		case <-arrived:
 		case <-late:
-			c.t.Fatalf("%d of %d spans arrived; all that did:%s", len(found), n, c)
+			c.t.Fatalf("%d of %d spans arrived; all that did:%.10000s", len(found), n, c)
 		}
 	}
 }
