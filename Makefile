@@ -23,4 +23,4 @@ soak: ; @.ci/run soak
 fuzz: ; @.ci/run fuzz
 
 # grantd beside pgbench on one server; BENCH holds flags of `grantd bench`.
-bench: ; @go run ./cmd/grantd bench $(BENCH)
+bench: ; @go run ./cmd/grantd bench --compare $(BENCH)

@@ -75,7 +75,8 @@ func interpretError(err error) (remedy, string) {
 	if errors.Is(err, errRaced) {
 		return runAgain, ReasonContention
 	}
-	if !errors.As(err, &pg) {
+	// Whatever keeps a session from being made, a wrong password too, is the set-up's trouble and may pass.
+	if errors.Is(err, errNoSession) || !errors.As(err, &pg) {
 		return dropConnection, ReasonDatabaseUnavailable
 	}
 	switch pg.Code {
@@ -102,11 +103,14 @@ func interpretError(err error) (remedy, string) {
 	switch pg.Code[:2] {
 	case "22", "23": // data exception, constraint violation
 		return splitOff, ""
-	case "08", "53", "57", "58": // connection, resources, operator intervention, system error
+	case "08", "25", "53", "57", "58": // connection, transaction state (idle too long), resources, operator, system
 		return dropConnection, ReasonDatabaseUnavailable
 	}
 	return giveUp, ""
 }
+
+// errNoSession says that no session with a writable primary could be made.
+var errNoSession = errors.New("no session with a writable primary")
 
 // errRaced says that a command took its invoice's lock, moved its record, and then found that it had been answered meanwhile.
 var errRaced = errors.New("lost a race")

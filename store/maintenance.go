@@ -25,7 +25,11 @@ const (
 // startMaintenance makes the partitions that are needed at once, then looks after them, and after what has expired, until the
 // store is closed. Every replica does so; they do not mind each other.
 func (s *Store) startMaintenance(ctx context.Context) error {
-	if err := s.makePartitions(ctx, time.Now()); err != nil {
+	now, err := s.databaseTime(ctx)
+	if err == nil {
+		err = s.makePartitions(ctx, now)
+	}
+	if err != nil {
 		return fmt.Errorf("make the partitions of attempts: %w", err)
 	}
 	ctx, s.stopMaintenance = context.WithCancel(context.WithoutCancel(ctx))
@@ -33,7 +37,11 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 		tick := time.NewTicker(maintenanceInterval)
 		defer tick.Stop()
 		for {
-			if err := s.Maintain(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			now, err := s.databaseTime(ctx)
+			if err == nil {
+				err = s.Maintain(ctx, now)
+			}
+			if err != nil && ctx.Err() == nil {
 				s.config.Log.Error("maintenance failed, and will be tried again", "error", err)
 			}
 			select {
@@ -44,6 +52,12 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+// databaseTime is the clock that rows are written by.
+func (s *Store) databaseTime(ctx context.Context) (now time.Time, err error) {
+	err = s.house.QueryRow(ctx, clockSQL).Scan(&now)
+	return now, err
 }
 
 // Maintain makes the partitions of the coming days, and removes what has expired as of now: aliases and attempts. What it removes

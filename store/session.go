@@ -89,14 +89,14 @@ func (s *session) connect(timeout time.Duration) error {
 	}
 	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
-		return fmt.Errorf("connect: %w", err)
+		return fmt.Errorf("%w: %w", errNoSession, err)
 	}
 	registerArrays(conn.TypeMap())
 	for _, sql := range transactionStatements {
 		// Prepared under its own text, so that no transaction has to.
 		if _, err := conn.Prepare(ctx, sql, sql); err != nil {
 			conn.Close(ctx)
-			return fmt.Errorf("prepare: %w", err)
+			return fmt.Errorf("%w: prepare: %w", errNoSession, err)
 		}
 	}
 	s.conn, s.established, s.unconfirmed = conn, established, false
