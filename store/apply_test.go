@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,6 +86,7 @@ func TestGrant_RefusalLeavesTheKeyFree(t *testing.T) {
 
 // The authority's record of an invoice moves forward by evidence, and then decides.
 func TestGrant_EvidenceAndRecord(t *testing.T) {
+	b := setup(t)
 	for _, c := range []struct {
 		name     string
 		state    pb.InvoiceState // on record, none when 0
@@ -108,17 +110,17 @@ func TestGrant_EvidenceAndRecord(t *testing.T) {
 		{"refunded, newer evidence", refunded, 3, 7, newly, 0, store.InvoiceVersion{State: paid, Version: 7}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := setup(t)
+			tenant := strings.ReplaceAll(c.name, " ", "-")
 			if c.state != 0 {
-				want(t, b.Store, record("t", "s", "i", c.state, c.version), newly)
+				want(t, b.Store, record(tenant, "s", "i", c.state, c.version), newly)
 			}
-			g := grant("t", "k", "i", "x")
+			g := grant(tenant, "k", "i", "x")
 			g.Invoice.Version = c.evidence
 			if a := want(t, b.Store, g, c.outcome); a.Rejection != nil && a.Rejection.Reason != c.reason {
 				t.Errorf("rejected for %v, want %v", a.Rejection.Reason, c.reason)
 			}
 			var got store.InvoiceVersion
-			if err := b.sql.QueryRow(t.Context(), `SELECT state, version FROM invoices`).Scan((*int32)(&got.State), &got.Version); err != nil {
+			if err := b.sql.QueryRow(t.Context(), `SELECT state, version FROM invoices WHERE tenant_id = $1`, tenant).Scan((*int32)(&got.State), &got.Version); err != nil {
 				t.Fatal(err)
 			}
 			if got != c.stands {

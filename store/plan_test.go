@@ -25,7 +25,11 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"insertOperations": insertOperationsSQL, "insertEntitlements": insertEntitlementsSQL, "turnEntitlements": turnEntitlementsSQL,
 		"insertEntries": insertEntriesSQL, "insertAttempts": insertAttemptsSQL,
 		"locate": locateSQL, "lookup": lookupSQL, "aliases": aliasesSQL, "entriesOf": entriesOfSQL, "attemptsUnder": attemptsUnderSQL,
-		"entitlement": entitlementSQL, "purgeAliases": purgeAliasesSQL,
+		"entitlement": entitlementSQL, "purgeAliases": purgeAliasesSQL, "check": checkSQL,
+		"listByTenant": listByTenantSQL, "listByType": listByTypeSQL, "listByInvoice": listByInvoiceSQL,
+		"keysByEvent":   listOperationsHead + keysByEventSQL + listOperationsTail,
+		"keysByInvoice": listOperationsHead + keysByInvoiceSQL + listOperationsTail,
+		"keysByType":    listOperationsHead + keysByTypeSQL + listOperationsTail,
 	}
 	for _, sql := range transactionStatements {
 		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
@@ -38,8 +42,17 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"readOnInvoice entries_pkey":              2, // the ledger of one entitlement
 		"entriesOf entitlements_business_key":     2,
 		"entriesOf entries_pkey":                  2,
-		"readFacts entries_pkey":                  2,
-		"lookup entries_pkey":                     2,
+		"keysByInvoice entitlements_business_key": 2,
+		"keysByInvoice entries_pkey":              2,
+		"keysByType entries_pkey":                 2,
+		"listByInvoice entitlements_business_key": 2,
+		"check entitlements_by_type":              2, // all entitlements of one type
+		"keysByType entitlements_by_type":         2,
+		// A tenant's refusals: the statement's own comment says why.
+		"keysByType attempts_20260301_pkey":                     1,
+		"keysByType attempts_20260301_tenant_id_invoice_id_idx": 1,
+		"readFacts entries_pkey":                                2,
+		"lookup entries_pkey":                                   2,
 	}
 	check := func(t *testing.T, except ...string) {
 		// A new session: one that is there keeps its plans, until the tables are analyzed.

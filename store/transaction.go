@@ -14,9 +14,9 @@ import (
 
 // transaction runs a batch of commands in one PostgreSQL transaction, in three flights of pipelined statements:
 //
-//	BEGIN · read what is known                     who may write? Replays and refusals skip the next flight.
-//	lock the invoices, move them, read again       decide, without I/O
-//	append, turn, record the attempts · COMMIT     answer
+//	BEGIN · what is known? read it, if anything is     who may write? Replays and refusals skip the next flight.
+//	lock the invoices, move them, read again           decide, without I/O
+//	append, turn, record the attempts · COMMIT         answer
 //
 // READ COMMITTED is set explicitly: each statement sees what was committed before it began, so what is read under the locks
 // has every winner that they waited for.
@@ -36,7 +36,7 @@ type transaction struct {
 
 // transactionStatements are prepared when a session is made.
 var transactionStatements = []string{
-	beginSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockInvoicesSQL, readInvoicesSQL,
+	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockInvoicesSQL, readInvoicesSQL,
 	insertOperationsSQL, insertEntitlementsSQL, turnEntitlementsSQL, insertEntriesSQL, insertAttemptsSQL, commitSQL, rollbackSQL,
 }
 

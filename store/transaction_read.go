@@ -62,7 +62,8 @@ func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
 	})
 }
 
-// read is the first flight. It locks nothing: replays and refusals are answered from it, and it tells who needs a lock.
+// read is the first flight. It locks nothing: replays and refusals are answered from it, and it tells who needs a lock. Most
+// commands are new, so it asks first of which anything is known, and only then what.
 func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	t.places = t.places[:0]
 	for i := range batch {
@@ -70,21 +71,66 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	}
 	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
 	clear(t.facts)
-	t.in.set(batch, t.places)
+	in := &t.in
+	in.set(batch, t.places)
 
 	var b pgx.Batch
 	b.Queue(beginSQL)
-	t.in.queueReads(&b)
+	b.Queue(findKnownSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
 	if _, err := results.Exec(); err != nil {
 		return err
 	}
-	if err := t.scanReads(results, t.places); err != nil {
+	known, err := scanPlaces(results, t.places[:0])
+	if err != nil {
 		return err
 	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
+		return err
+	}
+	if err := results.Close(); err != nil || len(known) == 0 {
+		return err
+	}
+	return t.readFacts(ctx, batch, known)
+}
+
+// findKnownSQL returns the positions of the commands of which anything may be known.
+const findKnownSQL = `
+SELECT c.position::int
+  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
+  LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
+  LEFT JOIN entitlements b ON b.tenant_id = c.tenant_id AND b.invoice_id = c.invoice_id
+        AND b.entitlement_type = c.entitlement_type AND b.operation_version = c.operation_version
+ WHERE o.idempotency_key IS NOT NULL OR b.invoice_id IS NOT NULL OR c.kind = 2`
+
+func scanPlaces(results pgx.BatchResults, places []int) ([]int, error) {
+	rows, err := results.Query()
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var position int
+	dest := []any{&position}
+	for rows.Next() {
+		if err := rows.Scan(dest...); err != nil {
+			return nil, err
+		}
+		places = append(places, position-1)
+	}
+	return places, rows.Err()
+}
+
+// readFacts reads what is known of the commands at these places.
+func (t *transaction) readFacts(ctx context.Context, batch []*pending, places []int) error {
+	t.in.set(batch, places)
+	var b pgx.Batch
+	t.in.queueReads(&b)
+	results := t.session.conn.SendBatch(ctx, &b)
+	defer results.Close()
+	if err := t.scanReads(results, places); err != nil {
 		return err
 	}
 	return results.Close()

@@ -1,0 +1,74 @@
+package store_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/grantd/grantd/store"
+)
+
+// endSessions ends the store's sessions, as a failover or an operator does.
+const endSessions = `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'grantd' AND datname = current_database()`
+
+func TestSession_EndedWhileIdleIsReplaced(t *testing.T) {
+	b := setup(t)
+	want(t, b.Store, grant("t", "k1", "i", "x"), newly)
+	exec(t, b.sql, endSessions)
+	want(t, b.Store, grant("t", "k2", "j", "x"), newly)
+	want(t, b.Store, grant("t", "k1", "i", "x"), already)
+}
+
+// A session that ends before COMMIT has committed nothing: a new one runs the transaction again, and the caller does not notice.
+func TestSession_EndedInATransactionLosesNothing(t *testing.T) {
+	b := setup(t, patient)
+	want(t, b.Store, grant("t", "before", "i", "x"), newly)
+	release := stall(t, b)
+	ended := applyInBackground(t.Context(), b.Store, grant("t", "k", "j", "x"))
+	eventually(t, b.sql, blockedSQL, 0)
+	exec(t, b.sql, endSessions)
+	// Another session has taken it up before the way is free.
+	eventually(t, b.sql, blockedSQL, 0)
+	release()
+	if o := <-ended; o.err != nil || o.answer.Outcome != newly {
+		t.Errorf("got %v, %v", o.answer.Outcome, o.err)
+	}
+	if n := value[int](t, b.sql, `SELECT count(*) FROM entries`); n != 2 {
+		t.Errorf("%d entries, want 2", n)
+	}
+	checkLedgers(t, b.sql)
+}
+
+func TestSession_OpenFailsWithoutADatabase(t *testing.T) {
+	_, err := store.Open(t.Context(), store.Config{DatabaseURL: "postgres://127.0.0.1:1/none", ConnectTimeout: time.Second})
+	if err == nil {
+		t.Error("a store without a database was opened")
+	}
+}
+
+// A row of a newer build, under a recipe that this one does not know: neither ALREADY nor CONFLICT may be claimed of it, and the others
+// of its batch go on.
+func TestApply_RecipeOfANewerBuild(t *testing.T) {
+	b := setup(t)
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	exec(t, b.sql, `UPDATE operations SET recipe = 99`)
+	exec(t, b.sql, `UPDATE entitlements SET recipe = 99`)
+	results, err := b.ApplyAll(t.Context(), []store.Command{
+		*grant("t", "k", "i", "x"), *grant("t", "k2", "i", "x"), *grant("t", "k3", "j", "x"),
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results[:2] {
+		var f *store.Failure
+		if !errors.As(r.Err, &f) || f.Reason != store.ReasonNewerRecipe {
+			t.Errorf("got %v, %v; want a failure for %s", r.Answer.Outcome, r.Err, store.ReasonNewerRecipe)
+		}
+	}
+	if r := results[2]; r.Err != nil || r.Answer.Outcome != newly {
+		t.Errorf("beside it: %v, %v", r.Answer.Outcome, r.Err)
+	}
+	if n := value[int](t, b.sql, `SELECT count(*) FROM attempts`); n != 2 {
+		t.Errorf("%d attempts, want 2: a failure is no answer", n)
+	}
+}
