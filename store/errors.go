@@ -75,6 +75,12 @@ func interpretError(err error) (remedy, string) {
 	if errors.Is(err, errRaced) {
 		return runAgain, ReasonContention
 	}
+	if errors.Is(err, errDriver) {
+		return giveUp, ""
+	}
+	if errors.Is(err, errReadOnly) {
+		return dropConnection, ReasonReadOnly
+	}
 	// Whatever keeps a session from being made, a wrong password too, is the set-up's trouble and may pass.
 	if errors.Is(err, errNoSession) || !errors.As(err, &pg) {
 		return dropConnection, ReasonDatabaseUnavailable
@@ -90,6 +96,11 @@ func interpretError(err error) (remedy, string) {
 		return splitOff, ""
 	case "55P03": // lock_not_available
 		return splitOff, ReasonLockTimeout
+	case "23514": // check_violation; without a constraint's name, attempts has no partition for today
+		if pg.ConstraintName == "" {
+			return dropConnection, ReasonDatabaseUnavailable
+		}
+		return splitOff, ""
 	case "25006": // read_only_sql_transaction
 		return dropConnection, ReasonReadOnly
 	case "25P03", "25P04": // the session was ended while idle in, or too long in, a transaction
@@ -111,6 +122,12 @@ func interpretError(err error) (remedy, string) {
 
 // errNoSession says that no session with a writable primary could be made.
 var errNoSession = errors.New("no session with a writable primary")
+
+// errReadOnly says that the server takes no writes.
+var errReadOnly = errors.New("the server is read-only")
+
+// errDriver says that the driver could not send or read what a well session has for it.
+var errDriver = errors.New("driver")
 
 // errRaced says that a command took its invoice's lock, moved its record, and then found that it had been answered meanwhile.
 var errRaced = errors.New("lost a race")

@@ -30,7 +30,9 @@ func TestInterpretError_BySQLSTATE(t *testing.T) {
 		{&pgconn.PgError{Code: "23505", TableName: "attempts_20260301", ConstraintName: "attempts_20260301_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "other", ConstraintName: "other_name_key"}, splitOff, ""},
 		{&pgconn.PgError{Code: "55P03"}, splitOff, ReasonLockTimeout},
-		{&pgconn.PgError{Code: "23514"}, splitOff, ""},
+		{&pgconn.PgError{Code: "23514", TableName: "entries", ConstraintName: "entries_granted_first"}, splitOff, ""},
+		// No partition for today: no command's fault, and it will be made.
+		{&pgconn.PgError{Code: "23514", TableName: "attempts"}, dropConnection, ReasonDatabaseUnavailable},
 		{&pgconn.PgError{Code: "22P05"}, splitOff, ""},
 		{&pgconn.PgError{Code: "22021"}, splitOff, ""},
 		{&pgconn.PgError{Code: "25006"}, dropConnection, ReasonReadOnly},
@@ -46,7 +48,10 @@ func TestInterpretError_BySQLSTATE(t *testing.T) {
 		{&pgconn.PgError{Code: "58030"}, dropConnection, ReasonDatabaseUnavailable},
 		{fmt.Errorf("connect: %w", io.ErrUnexpectedEOF), dropConnection, ReasonDatabaseUnavailable},
 		{context.DeadlineExceeded, dropConnection, ReasonDatabaseUnavailable},
+		{fmt.Errorf("%w: %w", errNoSession, &pgconn.PgError{Code: "28P01"}), dropConnection, ReasonDatabaseUnavailable},
+		{fmt.Errorf("%w: %w", errNoSession, errReadOnly), dropConnection, ReasonReadOnly},
 		// The same for every command, until somebody mends it.
+		{fmt.Errorf("%w: %w", errDriver, io.ErrUnexpectedEOF), giveUp, ""},
 		{&pgconn.PgError{Code: "42501"}, giveUp, ""},
 		{&pgconn.PgError{Code: "42P01"}, giveUp, ""},
 		{&pgconn.PgError{Code: "28P01"}, giveUp, ""},
@@ -105,7 +110,7 @@ func TestInterpretError_OfARealDatabase(t *testing.T) {
 			return run(t, connect(t), "BEGIN", `CREATE TABLE attempts_20260301 PARTITION OF attempts FOR VALUES FROM ('2026-03-01') TO ('2026-03-02')`,
 				attempt, attempt)
 		}, "23505", runAgain, ReasonContention},
-		{"no partition", func(t *testing.T) error { return run(t, connect(t), attempt) }, "23514", splitOff, ""},
+		{"no partition", func(t *testing.T) error { return run(t, connect(t), attempt) }, "23514", dropConnection, ReasonDatabaseUnavailable},
 		{"a lock held elsewhere", func(t *testing.T) error {
 			if err := run(t, connect(t), "BEGIN", `LOCK TABLE invoices`); err != nil {
 				t.Fatal(err)

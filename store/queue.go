@@ -111,7 +111,11 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 	}
 	n = min(len(commands), q.limit-len(q.waiting))
 	q.waiting = append(q.waiting, commands[:n]...)
-	q.arrived.Signal()
+	if n > 1 {
+		q.arrived.Broadcast()
+	} else {
+		q.arrived.Signal()
+	}
 	return n, false
 }
 
@@ -222,10 +226,10 @@ func drop(held map[claim]int, c claim) {
 }
 
 // depth is how many commands wait.
-func (q *queue) depth() int {
+func (q *queue) depth() int64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.waiting)
+	return int64(len(q.waiting))
 }
 
 // shut lets take run dry: what waits is still taken, nothing more is put.

@@ -73,7 +73,12 @@ func (s *session) connect(timeout time.Duration) error {
 	defer cancel()
 
 	cfg := s.config.Copy()
-	cfg.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
+	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn); err != nil {
+			return fmt.Errorf("%w: %w", errReadOnly, err)
+		}
+		return nil
+	}
 	cfg.RuntimeParams["lock_timeout"] = fmt.Sprint(s.lockTimeout.Milliseconds())
 	dial, established := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {

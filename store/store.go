@@ -128,14 +128,14 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		s.reads.Close()
 		return nil, err
 	}
-	var depth func() int64 = func() int64 { return int64(s.writer.queue.depth()) }
-	m, err := newMeters(cfg.MeterProvider, depth)
+	q := newQueue(cfg.QueueLimit)
+	m, err := newMeters(cfg.MeterProvider, q.depth)
 	if err != nil {
 		s.reads.Close()
 		s.house.Close()
 		return nil, err
 	}
-	s.writer = newWriter(cfg, m, func(lockTimeout time.Duration) *session {
+	s.writer = newWriter(cfg, q, m, func(lockTimeout time.Duration) *session {
 		return &session{config: session1, lockTimeout: lockTimeout}
 	})
 	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,10 +25,12 @@ type transaction struct {
 	session *session
 	catalog *Catalog
 	timeout time.Duration
-	in      input
-	locks   lockColumns
-	out     output
-	facts   []facts
+	// lockTimeout, when set, is shorter than the session's.
+	lockTimeout time.Duration
+	in          input
+	locks       lockColumns
+	out         output
+	facts       []facts
 	// places are the commands of the batch that the flight under way is about.
 	places []int
 	// now is database time, read after the last wait.
@@ -36,7 +39,7 @@ type transaction struct {
 
 // transactionStatements are prepared when a session is made.
 var transactionStatements = []string{
-	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockInvoicesSQL, readInvoicesSQL,
+	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockTimeoutSQL, lockInvoicesSQL, readInvoicesSQL,
 	insertOperationsSQL, insertEntitlementsSQL, turnEntitlementsSQL, insertEntriesSQL, insertAttemptsSQL, commitSQL, rollbackSQL,
 }
 
@@ -77,10 +80,15 @@ func (t *transaction) run(ctx context.Context, batch []*pending) error {
 	return t.abandon(ctx, err)
 }
 
-// abandon rolls back, so that the session can be used again, and returns why.
+// abandon rolls back, so that the session can be used again, and returns why. What the driver complains about while the session
+// is well is a bug of ours.
 func (t *transaction) abandon(ctx context.Context, why error) error {
 	if t.session.conn.IsClosed() {
 		return why
+	}
+	var pg *pgconn.PgError
+	if !errors.As(why, &pg) && !errors.Is(why, errRaced) {
+		why = fmt.Errorf("%w: %w", errDriver, why)
 	}
 	if _, err := t.session.conn.Exec(ctx, rollbackSQL); err != nil {
 		t.session.drop()
@@ -99,16 +107,16 @@ func (t *transaction) decide(batch []*pending) error {
 			id.entitlement = newID()
 		}
 		answer, ch, ok := decide(&p.command, f, t.catalog, id)
-		if !ok {
-			p.err = &Failure{Reason: ReasonNewerRecipe, RetryDelay: time.Minute}
-			continue
-		}
-		p.answer, p.err = answer, nil
 		if f.moved && answer.Outcome != entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED {
 			// This command's evidence moved the record before its key or its effect turned out to be taken, by a winner
 			// that the lock waited for. Nothing of it may stay: the next try sees the winner and leaves the invoice alone.
 			return errRaced
 		}
+		if !ok {
+			p.err = &Failure{Reason: ReasonNewerRecipe, RetryDelay: time.Minute}
+			continue
+		}
+		p.answer, p.err = answer, nil
 		t.out.add(&p.command, &p.answer, &ch, id.attempt, f.now)
 	}
 	return nil

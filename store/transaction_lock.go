@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -63,6 +64,9 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 
 	l := &t.locks
 	var b pgx.Batch
+	if t.lockTimeout > 0 {
+		b.Queue(lockTimeoutSQL, fmt.Sprint(t.lockTimeout.Milliseconds()))
+	}
 	b.Queue(lockInvoicesSQL, l.tenant, l.invoice, l.key, l.state, l.version)
 	if !grantsOnly {
 		t.in.set(batch, lockers)
@@ -72,6 +76,11 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
+	if t.lockTimeout > 0 {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
+	}
 	tag, err := results.Exec()
 	if err != nil {
 		return err
@@ -99,6 +108,9 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	}
 	return nil
 }
+
+// lockTimeoutSQL holds for the transaction alone.
+const lockTimeoutSQL = `SELECT set_config('lock_timeout', $1, true)`
 
 // fold leaves one row for each invoice, the evidence of the highest version, in bytewise order. Until the records are read, each
 // command takes its invoice's for moved to that.
@@ -145,7 +157,9 @@ SELECT tenant_id, invoice_id, GREATEST(state, 1::smallint), GREATEST(version, 0)
 // readInvoicesSQL reads, for each command, its invoice's record after the locks were taken, and whether this very transaction moved
 // it, by this command's evidence.
 const readInvoicesSQL = `
-SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid
+SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid,
+       -- A row that was made after the locking statement looked for it is not locked.
+       pg_current_xact_id()::xid IN (i.xmin, i.xmax)
   FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS c (tenant_id, idempotency_key, invoice_id, position)
   JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id`
 
@@ -174,11 +188,14 @@ func (t *transaction) scanInvoices(results pgx.BatchResults, places []int) error
 	var position int
 	var state int16
 	var version int64
-	var moved bool
-	dest := []any{&position, &state, &version, &moved}
+	var moved, locked bool
+	dest := []any{&position, &state, &version, &moved, &locked}
 	for rows.Next() {
 		if err := rows.Scan(dest...); err != nil {
 			return err
+		}
+		if !locked {
+			return errRaced
 		}
 		f := &t.facts[places[position-1]]
 		f.invoice, f.moved = InvoiceVersion{entitlementv1.InvoiceState(state), version}, moved

@@ -25,15 +25,16 @@ type writer struct {
 
 	committers sync.WaitGroup
 	lanes      sync.WaitGroup
+	closing    sync.Once
 }
 
 // maxTries bounds the transactions run for a batch that keeps losing races or deadlocks. Each loss means that somebody else
 // committed.
 const maxTries = 8
 
-func newWriter(cfg *Config, m *meters, makeSession func(lockTimeout time.Duration) *session) *writer {
+func newWriter(cfg *Config, q *queue, m *meters, makeSession func(lockTimeout time.Duration) *session) *writer {
 	w := &writer{
-		config: cfg, queue: newQueue(cfg.QueueLimit), slow: make(chan *pending, cfg.SlowQueueLimit), meters: m, log: cfg.Log,
+		config: cfg, queue: q, slow: make(chan *pending, cfg.SlowQueueLimit), meters: m, log: cfg.Log,
 	}
 	for range cfg.Committers {
 		c := w.committer(makeSession(cfg.LockTimeout))
@@ -64,10 +65,12 @@ func newWriter(cfg *Config, m *meters, makeSession func(lockTimeout time.Duratio
 
 // close lets every command that waits be answered, and returns when none is left.
 func (w *writer) close() {
-	w.queue.shut()
-	w.committers.Wait()
-	close(w.slow)
-	w.lanes.Wait()
+	w.closing.Do(func() {
+		w.queue.shut()
+		w.committers.Wait()
+		close(w.slow)
+		w.lanes.Wait()
+	})
 }
 
 // submit queues the commands and waits for their answers. Commands for which there is no room fail at once; when ctx ends, those
@@ -104,6 +107,10 @@ func (w *writer) submit(ctx context.Context, commands []*pending) error {
 func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d)
 }
+
+// isolateTimeout is how long the parts of a batch wait for a lock that the whole has waited for. Each blocked command costs the
+// others this long for every time that the batch is halved.
+const isolateTimeout = 2 * time.Millisecond
 
 // committer runs the transactions of one session.
 type committer struct {
@@ -147,10 +154,13 @@ func (c *committer) commit(batch []*pending) {
 			c.session.drop()
 			continue
 		case what == splitOff && len(batch) > 1:
-			// One command's lock or data must not be the others' trouble.
+			// One command's lock or data must not be the others' trouble. The lock was waited for once; the halves only look.
+			before := c.run.lockTimeout
+			c.run.lockTimeout = isolateTimeout
 			half := len(batch) / 2
 			c.commit(batch[:half])
 			c.commit(batch[half:])
+			c.run.lockTimeout = before
 			return
 		case what == splitOff && reason == ReasonLockTimeout && !c.lane:
 			c.divert(batch[0], err)
