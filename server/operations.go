@@ -37,7 +37,9 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 		out.Conflict = conflictOut(a.Conflict)
 		out.Operation = out.GetConflict().GetStoredOperation()
 	}
-	if a.Operation != nil && a.Operation.Kind == entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE {
+	if a.Recorded.State != entitlementv1.InvoiceState_INVOICE_STATE_UNSPECIFIED {
+		// The operation may be of another kind: a grant's evidence may have recorded the state, and a refund may have reversed what
+		// an alias asked to reverse.
 		out.Recorded = recordedOut(a.Operation.InvoiceID, a)
 	}
 	for i := range found.Attempts {

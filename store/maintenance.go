@@ -152,7 +152,9 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
 		if err := s.makePartition(ctx, day); err != nil {
 			return fmt.Errorf("make %s: %w", partitionName(day), err)
 		}
+		s.writer.meters.daysAhead.Store(int64(d))
 	}
+	s.writer.meters.daysAhead.Store(partitionsAhead)
 	return nil
 }
 
@@ -177,6 +179,10 @@ func hasCode(err error, codes ...string) bool {
 	return errors.As(err, &pg) && slices.Contains(codes, pg.Code)
 }
 
+// anotherReplica is what is told to the one that comes second to a partition: undefined_table, object_not_in_prerequisite_state,
+// deadlock_detected. The next round finds what is left.
+var anotherReplica = []string{"42P01", "55000", "40P01"}
+
 // dropPartitions removes the days that ended before a time. They are detached concurrently first, so that no write waits.
 func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 	have, err := s.partitions(ctx)
@@ -194,14 +200,14 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 				how = "FINALIZE"
 			}
 			_, err := s.house.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts DETACH PARTITION %s %s`, p.Name, how))
-			if hasCode(err, "42P01", "55000") { // undefined_table, object_not_in_prerequisite_state: another replica is at it
+			if hasCode(err, anotherReplica...) {
 				continue
 			}
 			if err != nil {
 				return fmt.Errorf("detach %s: %w", p.Name, err)
 			}
 		}
-		if _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil {
+		if _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil && !hasCode(err, anotherReplica...) {
 			return fmt.Errorf("drop %s: %w", p.Name, err)
 		}
 	}

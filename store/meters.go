@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,6 +23,9 @@ type meters struct {
 	retries    metric.Int64Counter
 	failures   metric.Int64Counter
 	slow       metric.Int64Counter
+	// writable and standbys are what Ready found last, and daysAhead how many days of attempts have a partition already.
+	writable, standbys, daysAhead atomic.Int64
+
 	// options are kept for each answerLabels that was seen: there are some dozens, and making one allocates.
 	options sync.Map
 }
@@ -29,7 +33,7 @@ type meters struct {
 func newMeters(provider metric.MeterProvider, depth func() int64) (*meters, error) {
 	meter := provider.Meter("github.com/grantd/grantd/store")
 	var m meters
-	var errs [7]error
+	var errs [8]error
 	m.operations, errs[0] = meter.Int64Counter("grantd.operations", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Arrivals that the database answered, by kind, outcome, what matched and refusal reason."))
 	m.batchSize, errs[1] = meter.Int64Histogram("grantd.commit.batch_size", metric.WithUnit("{command}"),
@@ -50,7 +54,30 @@ func newMeters(provider metric.MeterProvider, depth func() int64) (*meters, erro
 		}))
 	m.failures, errs[6] = meter.Int64Counter("grantd.unanswered", metric.WithUnit("{attempt}"),
 		metric.WithDescription("Arrivals without an answer, by reason; \"internal\" is a bug."))
+	errs[7] = m.observe(meter)
 	return &m, errors.Join(errs[:]...)
+}
+
+// observe registers what the store knows of its database.
+func (m *meters) observe(meter metric.Meter) error {
+	var errs []error
+	for name, about := range map[string]struct {
+		value       *atomic.Int64
+		unit        string
+		description string
+	}{
+		"grantd.database.writable":             {&m.writable, "1", "1 while a writable primary answers."},
+		"grantd.database.synchronous_standbys": {&m.standbys, "{standby}", "Standbys that a commit waits for; below 0 the service may not see it."},
+		"grantd.attempts.days_ahead":           {&m.daysAhead, "d", "Days from today on that have a partition for attempts; at 0 grants fail."},
+	} {
+		_, err := meter.Int64ObservableGauge(name, metric.WithUnit(about.unit), metric.WithDescription(about.description),
+			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+				o.Observe(about.value.Load())
+				return nil
+			}))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // answerLabels are what operations are counted by: numbers of the contract's enums.

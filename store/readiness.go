@@ -28,8 +28,14 @@ func (s *Store) Ready(ctx context.Context) (Readiness, error) {
 	if what, _ := interpretError(err); err != nil && what == dropConnection {
 		err = ask()
 	}
+	m := s.writer.meters
+	m.writable.Store(0)
 	if err != nil {
 		return Readiness{}, readFailure(err)
+	}
+	m.standbys.Store(int64(r.SynchronousStandbys))
+	if r.Writable {
+		m.writable.Store(1)
 	}
 	return r, nil
 }

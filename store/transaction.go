@@ -122,7 +122,7 @@ func (t *transaction) decide(batch []*pending) error {
 	return nil
 }
 
-// write is the second flight. COMMIT travels with it: the tables' unique constraints stop a lost race, and with it the
+// write is the last flight. COMMIT travels with it: the tables' unique constraints stop a lost race, and with it the
 // COMMIT. Only where entitlements turn must a row count speak before COMMIT is sent.
 func (t *transaction) write(ctx context.Context) error {
 	var b pgx.Batch
