@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
@@ -16,6 +17,8 @@ type pending struct {
 	// state is moved once from waiting: to taken by the writer, or to abandoned by a caller that left.
 	state  atomic.Int32
 	ticket *ticket
+	// blockedSince is when the slow lanes got it.
+	blockedSince time.Time
 	// ctx carries the caller's span, and is nil where none is recorded.
 	ctx context.Context
 	claims

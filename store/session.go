@@ -55,6 +55,8 @@ type session struct {
 	config      *pgx.ConnConfig
 	lockTimeout time.Duration
 	conn        *pgx.Conn
+	// socket is the connection's, for whoever must end it from outside.
+	socket atomic.Pointer[net.Conn]
 	// established makes the dialer refuse: the only thing that pgx would dial for then is a cancel request, and one that
 	// reaches a COMMIT waiting for its standby makes the commit visible without it.
 	established *atomic.Bool
@@ -105,14 +107,22 @@ func (s *session) connect(timeout time.Duration) error {
 		}
 	}
 	s.conn, s.established, s.unconfirmed = conn, established, false
+	socket := conn.PgConn().Conn()
+	s.socket.Store(&socket)
 	s.established.Store(true)
 	return nil
 }
 
 // bound closes the socket after a time, so that a silent network ends the waiting. The returned function takes it back.
 func (s *session) bound(timeout time.Duration) (stop func() bool) {
-	socket := s.conn.PgConn().Conn()
-	return time.AfterFunc(timeout, func() { socket.Close() }).Stop
+	return time.AfterFunc(timeout, s.cut).Stop
+}
+
+// cut closes the socket, from any goroutine. Whatever is under way there fails.
+func (s *session) cut() {
+	if socket := s.socket.Load(); socket != nil {
+		(*socket).Close()
+	}
 }
 
 // drop ends the connection. The server rolls back what was open.

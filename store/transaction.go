@@ -47,6 +47,8 @@ const (
 	beginSQL    = `BEGIN ISOLATION LEVEL READ COMMITTED`
 	commitSQL   = `COMMIT`
 	rollbackSQL = `ROLLBACK`
+	// lockTimeoutSQL holds for the transaction alone.
+	lockTimeoutSQL = `SELECT set_config('lock_timeout', $1, true)`
 	// now() would be the time of BEGIN, before the wait for the locks.
 	clockSQL = `SELECT clock_timestamp()`
 )

@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -45,8 +44,8 @@ func mayWrite(c *Command, f *facts, catalog *Catalog) bool {
 }
 
 // lock is the second flight, for the commands that may write: it locks their invoices, moves the records forward, and reads
-// again what may have changed before the locks were held. Grants need no second look at their keys: if a winner came between,
-// the unique constraints stop the transaction, and the next one sees it.
+// again what may have changed before the locks were held. Grants that will be written need no second look at their keys: if a
+// winner came between, the unique constraints stop the transaction, and the next one sees it.
 func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	lockers := t.places[:0]
 	grantsOnly := true
@@ -64,9 +63,6 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 
 	l := &t.locks
 	var b pgx.Batch
-	if t.lockTimeout > 0 {
-		b.Queue(lockTimeoutSQL, fmt.Sprint(t.lockTimeout.Milliseconds()))
-	}
 	b.Queue(lockInvoicesSQL, l.tenant, l.invoice, l.key, l.state, l.version)
 	if !grantsOnly {
 		t.in.set(batch, lockers)
@@ -76,11 +72,6 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
-	if t.lockTimeout > 0 {
-		if _, err := results.Exec(); err != nil {
-			return err
-		}
-	}
 	tag, err := results.Exec()
 	if err != nil {
 		return err
@@ -89,10 +80,7 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 		if err := t.scanInvoices(results, lockers); err != nil {
 			return err
 		}
-		for _, i := range lockers {
-			f := &t.facts[i]
-			t.facts[i] = facts{invoice: f.invoice, moved: f.moved}
-		}
+		t.forget(lockers)
 		if err := t.scanReads(results, lockers); err != nil {
 			return err
 		}
@@ -103,14 +91,33 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	if err := results.Close(); err != nil {
 		return err
 	}
-	if grantsOnly && tag.RowsAffected() < int64(len(l.invoice)) {
-		return t.readInvoices(ctx, batch, lockers)
+	if !grantsOnly || tag.RowsAffected() == int64(len(l.invoice)) {
+		return nil
+	}
+	if err := t.readInvoices(ctx, batch, lockers); err != nil {
+		return err
+	}
+	// A refusal inserts nothing, so no constraint would tell that a winner came between: it must be looked for.
+	for _, i := range lockers {
+		if _, refused := refusedByInvoice(t.facts[i].invoice); refused {
+			return t.readAgain(ctx, batch, lockers)
+		}
 	}
 	return nil
 }
 
-// lockTimeoutSQL holds for the transaction alone.
-const lockTimeoutSQL = `SELECT set_config('lock_timeout', $1, true)`
+// readAgain replaces what was known before the locks were held, and keeps what was read of the invoices since.
+func (t *transaction) readAgain(ctx context.Context, batch []*pending, places []int) error {
+	t.forget(places)
+	return t.readFacts(ctx, batch, places)
+}
+
+func (t *transaction) forget(places []int) {
+	for _, i := range places {
+		f := &t.facts[i]
+		t.facts[i] = facts{invoice: f.invoice, moved: f.moved}
+	}
+}
 
 // fold leaves one row for each invoice, the evidence of the highest version, in bytewise order. Until the records are read, each
 // command takes its invoice's for moved to that.

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"slices"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -76,12 +77,20 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 
 	var b pgx.Batch
 	b.Queue(beginSQL)
+	if t.lockTimeout > 0 {
+		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
+	}
 	b.Queue(findKnownSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
 	if _, err := results.Exec(); err != nil {
 		return err
+	}
+	if t.lockTimeout > 0 {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
 	}
 	known, err := scanPlaces(results, t.places[:0])
 	if err != nil {

@@ -2,11 +2,10 @@ package store
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,61 +13,74 @@ import (
 // an idle service commits a single command at once, and a busy one commits hundreds for the price of one.
 //
 //	put → queue → committer → one transaction for all → answers
-//	                  │ a command whose lock is held elsewhere
-//	                  └→ slow lane → a transaction of its own, with time to wait
+//	                  │ a lock is held elsewhere
+//	                  └→ splitter → transactions for the parts → answers
+//	                         │ a command whose own lock it is
+//	                         └→ slow lane → a transaction of its own, with time to wait
 type writer struct {
 	config *Config
 	queue  *queue
-	slow   chan *pending
+	// split has batches to be divided, and slow the commands that are blocked.
+	split  chan []*pending
+	slow   *blocked
 	meters *meters
 	log    *slog.Logger
+	quiet  quiet
 
+	sessions   []*session
 	committers sync.WaitGroup
+	splitter   sync.WaitGroup
 	lanes      sync.WaitGroup
+	stopping   atomic.Bool
 	closing    sync.Once
 }
 
-// maxTries bounds the transactions run for a batch that keeps losing races or deadlocks. Each loss means that somebody else
-// committed.
-const maxTries = 8
+// splitQueueLimit bounds the batches that wait to be divided; beyond it the committer divides them itself.
+const splitQueueLimit = 4
 
 func newWriter(cfg *Config, q *queue, m *meters, makeSession func(lockTimeout time.Duration) *session) *writer {
 	w := &writer{
-		config: cfg, queue: q, slow: make(chan *pending, cfg.SlowQueueLimit), meters: m, log: cfg.Log,
+		config: cfg, queue: q, meters: m, log: cfg.Log,
+		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit),
 	}
 	for range cfg.Committers {
-		c := w.committer(makeSession(cfg.LockTimeout))
-		w.committers.Go(func() {
-			defer c.session.drop()
-			var batch []*pending
-			for {
-				if batch = w.queue.take(batch, cfg.BatchLimit); len(batch) == 0 {
-					return
-				}
-				c.commit(batch)
-				clear(batch)
-			}
-		})
+		w.start(&w.committers, makeSession(cfg.LockTimeout), (*committer).takeBatches)
 	}
+	w.start(&w.splitter, makeSession(isolateTimeout), (*committer).divideBatches)
 	for range cfg.SlowLanes {
-		c := w.committer(makeSession(cfg.SlowLockTimeout))
-		c.lane = true
-		w.lanes.Go(func() {
-			defer c.session.drop()
-			for p := range w.slow {
-				c.commit([]*pending{p})
-			}
-		})
+		w.start(&w.lanes, makeSession(laneTimeout), (*committer).waitForLocks)
 	}
 	return w
 }
 
-// close lets every command that waits be answered, and returns when none is left.
+func (w *writer) start(group *sync.WaitGroup, s *session, work func(*committer)) {
+	c := &committer{writer: w, session: s, counts: make(map[answerLabels]int64)}
+	c.run = transaction{session: s, catalog: w.config.Catalog, timeout: w.config.CommitTimeout}
+	w.sessions = append(w.sessions, s)
+	group.Go(func() {
+		defer s.drop()
+		work(c)
+	})
+}
+
+// closeTimeout bounds the end: after it the sockets are closed, and what was under way is answered as of unknown fate.
+const closeTimeout = time.Second
+
+// close lets every command that waits be answered, and returns when none is left. Blocked commands are not waited for.
 func (w *writer) close() {
 	w.closing.Do(func() {
+		w.stopping.Store(true)
 		w.queue.shut()
+		cut := time.AfterFunc(closeTimeout, func() {
+			for _, s := range w.sessions {
+				s.cut()
+			}
+		})
+		defer cut.Stop()
 		w.committers.Wait()
-		close(w.slow)
+		close(w.split)
+		w.splitter.Wait()
+		w.slow.shut()
 		w.lanes.Wait()
 	})
 }
@@ -106,120 +118,4 @@ func (w *writer) submit(ctx context.Context, commands []*pending) error {
 // jitter spreads a delay over half to one and a half of its length, so that callers do not come back together.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + rand.N(d)
-}
-
-// isolateTimeout is how long the parts of a batch wait for a lock that the whole has waited for. Each blocked command costs the
-// others this long for every time that the batch is halved.
-const isolateTimeout = 2 * time.Millisecond
-
-// committer runs the transactions of one session.
-type committer struct {
-	*writer
-	session *session
-	run     transaction
-	counts  map[answerLabels]int64
-	// lane says that this is a slow lane, which has nowhere to send a blocked command.
-	lane bool
-}
-
-func (w *writer) committer(s *session) *committer {
-	c := &committer{writer: w, session: s, counts: make(map[answerLabels]int64)}
-	c.run = transaction{session: s, catalog: w.config.Catalog, timeout: w.config.CommitTimeout}
-	return c
-}
-
-// commit sees the batch through: every command of it is answered, or is handed to the slow lane.
-func (c *committer) commit(batch []*pending) {
-	for try := 1; ; try++ {
-		started := time.Now()
-		err := c.try(batch)
-		if err == nil {
-			c.meters.committed(batch, time.Since(started), c.counts)
-			c.settle(batch)
-			return
-		}
-		var fate unknownFate
-		if errors.As(err, &fate) {
-			c.session.drop()
-			c.fail(batch, &Failure{Reason: ReasonCommitUnknown, RetryDelay: jitter(time.Second), cause: err})
-			return
-		}
-		what, reason := interpretError(err)
-		c.meters.retried(err)
-		switch {
-		case what == runAgain && try < maxTries:
-			continue
-		case what == dropConnection && reason == ReasonDatabaseUnavailable && try == 1 && c.session.conn != nil:
-			// Most likely the session died while it was idle. Nothing was committed, so a new one may try.
-			c.session.drop()
-			continue
-		case what == splitOff && len(batch) > 1:
-			// One command's lock or data must not be the others' trouble. The lock was waited for once; the halves only look.
-			before := c.run.lockTimeout
-			c.run.lockTimeout = isolateTimeout
-			half := len(batch) / 2
-			c.commit(batch[:half])
-			c.commit(batch[half:])
-			c.run.lockTimeout = before
-			return
-		case what == splitOff && reason == ReasonLockTimeout && !c.lane:
-			c.divert(batch[0], err)
-			return
-		case what == dropConnection:
-			c.session.drop()
-			c.fail(batch, &Failure{Reason: reason, RetryDelay: jitter(time.Second), cause: err})
-			return
-		case reason != "":
-			c.fail(batch, &Failure{Reason: reason, RetryDelay: jitter(500 * time.Millisecond), cause: err})
-			return
-		default:
-			c.log.Error("a transaction failed", "commands", len(batch), "error", err)
-			c.fail(batch, fmt.Errorf("commit: %w", err))
-			return
-		}
-	}
-}
-
-// try runs one transaction for the batch.
-func (c *committer) try(batch []*pending) error {
-	ctx, end := c.trace(batch)
-	if err := c.session.connect(c.config.ConnectTimeout); err != nil {
-		end(err)
-		return err
-	}
-	err := c.run.run(ctx, batch)
-	end(err)
-	return err
-}
-
-// divert hands a blocked command to the slow lane, which is bounded: a flood of blocked commands must not hold every other.
-func (c *committer) divert(p *pending, why error) {
-	select {
-	case c.slow <- p:
-		c.meters.diverted()
-	default:
-		c.fail([]*pending{p}, &Failure{Reason: ReasonLockTimeout, RetryDelay: jitter(time.Second), cause: why})
-	}
-}
-
-func (c *committer) fail(batch []*pending, err error) {
-	reason := "internal"
-	var f *Failure
-	if errors.As(err, &f) {
-		reason = f.Reason
-		c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", reason, "error", f.cause)
-	}
-	c.meters.unanswered(reason, len(batch))
-	for _, p := range batch {
-		p.answer, p.err = Answer{}, err
-	}
-	c.settle(batch)
-}
-
-// settle gives back the batch's claims, then wakes its callers.
-func (c *committer) settle(batch []*pending) {
-	c.queue.release(batch)
-	for _, p := range batch {
-		p.settle()
-	}
 }

@@ -114,7 +114,8 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 	srv := server.New(server.Config{
 		Store: st, Telemetry: tel, Log: log, TLS: tlsConfig,
 		Limits: server.Limits{MaxConcurrentStreams: c.MaxStreams, MaxConnectionAge: c.MaxConnectionAge},
-		Stop:   server.Stop{Grace: c.ShutdownGrace, Delay: c.ShutdownDelay},
+		// The store's own end, at most a second, is part of the grace.
+		Stop: server.Stop{Grace: c.ShutdownGrace - min(c.ShutdownGrace/5, time.Second), Delay: c.ShutdownDelay},
 	})
 	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second}
 	go httpServer.Serve(httpListener)

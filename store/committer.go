@@ -1,0 +1,141 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// committer runs the transactions of one session.
+type committer struct {
+	*writer
+	session *session
+	run     transaction
+	counts  map[answerLabels]int64
+	// lastBlocked is when a lock was held elsewhere last.
+	lastBlocked time.Time
+}
+
+// maxTries bounds the transactions run for a batch that keeps losing races or deadlocks. Each loss means that somebody else
+// committed.
+const maxTries = 8
+
+// takeBatches commits what waits in the queue until it is shut and empty.
+func (c *committer) takeBatches() {
+	var batch []*pending
+	for {
+		if batch = c.queue.take(batch, c.config.BatchLimit); len(batch) == 0 {
+			return
+		}
+		// While locks are held elsewhere, every batch may meet one: then none of them waits for long.
+		c.run.lockTimeout = 0
+		if time.Since(c.lastBlocked) < time.Second {
+			c.run.lockTimeout = isolateTimeout
+		}
+		if why := c.commit(batch); why != nil {
+			c.lastBlocked = time.Now()
+			c.handOver(batch, why)
+		}
+		clear(batch)
+	}
+}
+
+// commit answers every command of the batch, unless it returns an error: then one of them is blocked by a lock that is held
+// elsewhere, or is refused for its data, and none is answered.
+func (c *committer) commit(batch []*pending) error {
+	for try := 1; ; try++ {
+		started := time.Now()
+		err := c.try(batch)
+		if err == nil {
+			c.meters.committed(batch, time.Since(started), c.counts)
+			c.settle(batch)
+			return nil
+		}
+		var fate unknownFate
+		if errors.As(err, &fate) {
+			c.session.drop()
+			c.fail(batch, &Failure{Reason: ReasonCommitUnknown, RetryDelay: jitter(time.Second), cause: err})
+			return nil
+		}
+		what, reason := interpretError(err)
+		c.meters.retried(err)
+		switch {
+		case what == runAgain && try < maxTries:
+			continue
+		case what == dropConnection && reason == ReasonDatabaseUnavailable && try == 1 && c.session.conn != nil:
+			// Most likely the session died while it was idle. Nothing was committed, so a new one may try.
+			c.session.drop()
+			continue
+		case what == splitOff && (len(batch) > 1 || reason == ReasonLockTimeout):
+			return err
+		case what == dropConnection:
+			c.session.drop()
+			c.fail(batch, &Failure{Reason: reason, RetryDelay: jitter(time.Second), cause: err})
+			return nil
+		case reason != "":
+			c.fail(batch, &Failure{Reason: reason, RetryDelay: jitter(500 * time.Millisecond), cause: err})
+			return nil
+		default:
+			c.fail(batch, fmt.Errorf("commit: %w", err))
+			return nil
+		}
+	}
+}
+
+// try runs one transaction for the batch.
+func (c *committer) try(batch []*pending) error {
+	ctx, end := c.trace(batch)
+	if err := c.session.connect(c.config.ConnectTimeout); err != nil {
+		end(err)
+		return err
+	}
+	err := c.run.run(ctx, batch)
+	end(err)
+	return err
+}
+
+// fail answers the batch with an error.
+func (c *committer) fail(batch []*pending, err error) {
+	var f *Failure
+	if errors.As(err, &f) {
+		c.meters.unanswered(f.Reason, len(batch))
+		if c.quiet.mayLog(f.Reason, time.Now()) {
+			c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
+		}
+	} else {
+		c.meters.unanswered("internal", len(batch))
+		c.log.Error("a transaction failed", "commands", len(batch), "error", err)
+	}
+	for _, p := range batch {
+		p.answer, p.err = Answer{}, err
+	}
+	c.settle(batch)
+}
+
+// settle gives back the batch's claims, then wakes its callers.
+func (c *committer) settle(batch []*pending) {
+	c.queue.release(batch)
+	for _, p := range batch {
+		p.settle()
+	}
+}
+
+// quiet keeps an outage, which fails every transaction for the same reason, from flooding the log. The meters count them all.
+type quiet struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+func (q *quiet) mayLog(reason string, now time.Time) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if now.Sub(q.last[reason]) < time.Second {
+		return false
+	}
+	if q.last == nil {
+		q.last = make(map[string]time.Time)
+	}
+	q.last[reason] = now
+	return true
+}
