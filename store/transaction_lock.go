@@ -84,6 +84,12 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 		if err := t.scanReads(results, lockers); err != nil {
 			return err
 		}
+		for _, i := range lockers {
+			if f := &t.facts[i]; f.known == nil && f.entitlement != nil && f.invoice == (InvoiceVersion{}) {
+				// It was granted after its invoice was looked for, and so the invoice is not locked.
+				return errRaced
+			}
+		}
 	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
 		return err
