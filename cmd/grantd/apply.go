@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,7 +19,7 @@ import (
 
 // applyCmd is `grantd apply`.
 type applyCmd struct {
-	File string `arg:"" help:"File of requests, one JSON object a line: {\"method\", \"request\", \"expect\": {\"outcome\", \"detail\"}}. - reads standard input."`
+	File string `arg:"" help:"File of requests, one JSON object a line: {\"method\", \"request\", \"expect\": {\"outcome\", \"detail\"}}. - reads standard input; .gz is unpacked."`
 
 	Target      target        `embed:""`
 	Concurrency int           `help:"Calls under way at once; 1 keeps the order of the file. 0: 1 with --check, 2 with --batch, else 16." default:"0" env:"GRANTD_APPLY_CONCURRENCY"`
@@ -50,7 +52,11 @@ func (c *applyCmd) run(ctx context.Context, io stdio) error {
 	counted := &countingReader{in: in}
 	progress := newProgress(io.stderr, counted, size)
 	options.Progress = progress.show
-	report, failure := apply.Run(ctx, conn, bufio.NewReaderSize(counted, 64<<10), options)
+	lines, err := unpack(counted, c.File)
+	if err != nil {
+		return err
+	}
+	report, failure := apply.Run(ctx, conn, bufio.NewReaderSize(lines, 64<<10), options)
 	progress.clear()
 	if report == nil {
 		return failure
@@ -119,6 +125,18 @@ func (c *applyCmd) print(report *apply.Report, io stdio) error {
 		return err
 	}
 	return nil
+}
+
+// unpack reads through gzip where the file's name says so.
+func unpack(in io.Reader, name string) (io.Reader, error) {
+	if !strings.HasSuffix(name, ".gz") {
+		return in, nil
+	}
+	lines, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return lines, nil
 }
 
 // openInput returns the size in bytes, 0 where it is not known.
