@@ -268,7 +268,7 @@ func TestReverse_AtTheSameInstantAsTheGrant(t *testing.T) {
 	t.Parallel()
 	one := setup(t)
 	servers := []*bundle{one, serveOn(t, one.url, one.url)}
-	rounds := 400
+	rounds := 700
 	if soak {
 		rounds = 20_000
 	}

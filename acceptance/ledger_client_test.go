@@ -1,0 +1,78 @@
+package acceptance_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/grantd/grantd/client"
+	pb "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// Package client against the server: what had its effect is a nil error, everything else is an error that says what it is.
+func TestClient_Ledger(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c, err := client.New("passthrough:///"+b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	ctx := t.Context()
+
+	if _, err := c.Reverse(ctx, reversal("t1", "CASE-0", "INV-1", "team_access")); !isRejected(err, pb.RejectionReason_REJECTION_REASON_NOT_GRANTED, afterState) {
+		t.Errorf("reversing what is not there: %v", err)
+	}
+	if _, err := c.Grant(ctx, grant("t1", "K", "INV-1")); err != nil {
+		t.Errorf("grant: %v", err)
+	}
+	for _, outcome := range []pb.Outcome{newly, already} {
+		if r, err := c.Reverse(ctx, reversal("t1", "CASE-1", "INV-1", "team_access")); err != nil || r.GetOutcome() != outcome || r.GetCurrentState() != reversed {
+			t.Errorf("reverse: %v %v", r, err)
+		}
+	}
+	for _, outcome := range []pb.Outcome{newly, already} {
+		if r, err := c.Reinstate(ctx, reinstatement("t1", "CASE-2", "INV-1", "team_access")); err != nil || r.GetOutcome() != outcome || r.GetCurrentState() != active {
+			t.Errorf("reinstate: %v %v", r, err)
+		}
+	}
+	if r, err := c.Check(ctx, &pb.CheckEntitlementRequest{TenantId: "t1", EntitlementType: "team_access"}); err != nil || !r.GetHeld() {
+		t.Errorf("check: %v %v", r, err)
+	}
+	for _, outcome := range []pb.Outcome{newly, already} {
+		if r, err := c.RecordInvoice(ctx, recording("t1", "refund", "INV-1", refunded, 2)); err != nil || r.GetOutcome() != outcome || r.GetRecorded().GetReversedCount() != 1 {
+			t.Errorf("record: %v %v", r, err)
+		}
+	}
+	if r, err := c.Check(ctx, &pb.CheckEntitlementRequest{TenantId: "t1", EntitlementType: "team_access"}); err != nil || r.GetAbsenceReason() != pb.AbsenceReason_ABSENCE_REASON_REVERSED {
+		t.Errorf("check: %v %v", r, err)
+	}
+	if r, err := c.RecordInvoice(ctx, recording("t1", "late", "INV-1", paid, 1)); r != nil || !isRejected(err, pb.RejectionReason_REJECTION_REASON_STALE_VERSION, never) {
+		t.Errorf("a stale version: %v %v", r, err)
+	}
+	if r, err := c.Reinstate(ctx, reinstatement("t1", "CASE-3", "INV-1", "team_access")); r != nil || !isRejected(err, pb.RejectionReason_REJECTION_REASON_INVOICE_REVERSED, afterState) {
+		t.Errorf("reinstating under a refunded invoice: %v %v", r, err)
+	}
+	var conflicting *client.ConflictError
+	_, err = c.Reverse(ctx, reversal("t1", "CASE-1", "INV-1", "team_access", func(r *pb.ReverseEntitlementRequest) { r.Reason = "fraud" }))
+	if !errors.As(err, &conflicting) || conflicting.MatchedBy != byKey || !slices.Equal(differing(conflicting.Conflict), []string{"reason"}) {
+		t.Errorf("another reason: %v", err)
+	}
+	_, err = c.RecordInvoice(ctx, recording("t1", "other", "INV-1", voided, 2))
+	if !errors.As(err, &conflicting) || conflicting.MatchedBy != byBusinessKey || !slices.Equal(differing(conflicting.Conflict), []string{"state"}) {
+		t.Errorf("another state of the same version: %v", err)
+	}
+	_, err = c.Reverse(ctx, reversal("t1", "CASE-4", "INV-1", "team_access", func(r *pb.ReverseEntitlementRequest) { r.Actor = "" }))
+	wantCode(t, "no actor", err, codes.InvalidArgument)
+	_, err = c.Check(ctx, &pb.CheckEntitlementRequest{TenantId: "t1"})
+	wantCode(t, "no type", err, codes.InvalidArgument)
+}
+
+func isRejected(err error, reason pb.RejectionReason, retry pb.RetryAdvice) bool {
+	var r *client.RejectedError
+	return errors.As(err, &r) && r.Reason == reason && r.Retry == retry
+}
