@@ -21,7 +21,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 	url := pgtest.New(t)
 	admin := planSession(t, url, false)
 	statements := map[string]string{
-		"findKnown": findKnownSQL, "lockInvoices": lockInvoicesSQL, "readFacts": readFactsSQL, "readInvoices": readInvoicesSQL, "readOnInvoice": readOnInvoiceSQL,
+		"findKnown": findKnownSQL, "lockIfUnknown": lockIfUnknownSQL, "lockInvoices": lockInvoicesSQL, "readFacts": readFactsSQL, "readInvoices": readInvoicesSQL, "readOnInvoice": readOnInvoiceSQL,
 		"insertOperations": insertOperationsSQL, "insertEntitlements": insertEntitlementsSQL, "turnEntitlements": turnEntitlementsSQL,
 		"insertEntries": insertEntriesSQL, "insertAttempts": insertAttemptsSQL,
 		"locate": locateSQL, "lookup": lookupSQL, "aliases": aliasesSQL, "entriesOf": entriesOfSQL, "attemptsUnder": attemptsUnderSQL,

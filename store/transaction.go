@@ -33,13 +33,16 @@ type transaction struct {
 	facts       []facts
 	// places are the commands of the batch that the flight under way is about.
 	places []int
+	// locked says that the first flight has locked already; movedRows is how many records moved when the locks were taken.
+	locked    bool
+	movedRows int64
 	// now is database time, read after the last wait.
 	now time.Time
 }
 
 // transactionStatements are prepared when a session is made.
 var transactionStatements = []string{
-	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockTimeoutSQL, lockInvoicesSQL, readInvoicesSQL,
+	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockTimeoutSQL, lockIfUnknownSQL, lockInvoicesSQL, readInvoicesSQL,
 	insertOperationsSQL, insertEntitlementsSQL, turnEntitlementsSQL, insertEntriesSQL, insertAttemptsSQL, commitSQL, rollbackSQL,
 }
 

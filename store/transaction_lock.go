@@ -59,6 +59,9 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	if len(lockers) == 0 {
 		return nil
 	}
+	if t.locked {
+		return t.readUnmoved(ctx, batch, lockers)
+	}
 	t.fold(batch, lockers)
 
 	l := &t.locks
@@ -97,7 +100,16 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	if err := results.Close(); err != nil {
 		return err
 	}
-	if !grantsOnly || tag.RowsAffected() == int64(len(l.invoice)) {
+	if !grantsOnly {
+		return nil
+	}
+	t.movedRows = tag.RowsAffected()
+	return t.readUnmoved(ctx, batch, lockers)
+}
+
+// readUnmoved reads the records that grants have locked, unless all of them were moved to the evidence.
+func (t *transaction) readUnmoved(ctx context.Context, batch []*pending, lockers []int) error {
+	if t.movedRows == int64(len(t.locks.invoice)) {
 		return nil
 	}
 	if err := t.readInvoices(ctx, batch, lockers); err != nil {
@@ -152,20 +164,35 @@ func (t *transaction) fold(batch []*pending, lockers []int) {
 
 // lockInvoicesSQL locks the rows and moves them forward. The rows come in bytewise order, as in every transaction of every
 // replica: no two of them wait for each other. The row count says how many were made or moved.
-const lockInvoicesSQL = `
-INSERT INTO invoices AS i (tenant_id, invoice_id, state, version, recorded_by, recorded_at)
--- The table's checks look at a row before its conflict is found, also at one that brings no evidence.
-SELECT tenant_id, invoice_id, GREATEST(state, 1::smallint), GREATEST(version, 0), idempotency_key, clock_timestamp()
+const (
+	lockInvoicesSQL = lockHead + `
   FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[])
        AS c (tenant_id, invoice_id, idempotency_key, state, version)
        -- Reversals and reinstatements lock a row that is there, and never make one. A subquery of another form would be hashed
        -- over the whole table.
- WHERE state <> 0 OR (SELECT true FROM invoices r WHERE r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id)
+ WHERE state <> 0 OR (SELECT true FROM invoices r WHERE r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id)` + lockTail
+
+	// lockIfUnknownSQL does so for one grant, unless its key or its effect is taken: then it may travel with the question whether
+	// it is, and an idle service saves a round trip.
+	lockIfUnknownSQL = lockHead + `
+  FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[])
+       AS c (tenant_id, invoice_id, idempotency_key, state, version, entitlement_type, operation_version)
+ WHERE NOT EXISTS (SELECT FROM operations o WHERE o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key)
+   AND NOT EXISTS (SELECT FROM entitlements e WHERE e.tenant_id = c.tenant_id AND e.invoice_id = c.invoice_id
+                      AND e.entitlement_type = c.entitlement_type AND e.operation_version = c.operation_version)` + lockTail
+
+	// The placeholders of those that bring no evidence must pass the table's checks, which come before the conflict.
+	lockHead = `
+INSERT INTO invoices AS i (tenant_id, invoice_id, state, version, recorded_by, recorded_at)
+SELECT tenant_id, invoice_id, GREATEST(state, 1::smallint), GREATEST(version, 0), idempotency_key, clock_timestamp()`
+
+	lockTail = `
     ON CONFLICT (tenant_id, invoice_id) DO UPDATE
    SET state = excluded.state, version = excluded.version,
        recorded_by = excluded.recorded_by, recorded_at = excluded.recorded_at
        -- The row is locked also where this is false.
  WHERE excluded.version > i.version`
+)
 
 // readInvoicesSQL reads, for each command, its invoice's record after the locks were taken, and whether this very transaction moved
 // it, by this command's evidence.

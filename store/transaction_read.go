@@ -63,8 +63,9 @@ func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
 	})
 }
 
-// read is the first flight. It locks nothing: replays and refusals are answered from it, and it tells who needs a lock. Most
-// commands are new, so it asks first of which anything is known, and only then what.
+// read is the first flight. Replays and refusals are answered from it without a lock, and it tells who needs one. Most
+// commands are new, so it asks first of which anything is known, and only then what. A grant that comes alone is locked in the same
+// flight, if nothing is known of it.
 func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	t.places = t.places[:0]
 	for i := range batch {
@@ -74,6 +75,9 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	clear(t.facts)
 	in := &t.in
 	in.set(batch, t.places)
+	first := &batch[0].command
+	alone := len(batch) == 1 && first.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && first.refusal(t.catalog) == nil
+	t.locked = false
 
 	var b pgx.Batch
 	b.Queue(beginSQL)
@@ -81,6 +85,11 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
 	}
 	b.Queue(findKnownSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
+	if alone {
+		t.fold(batch, t.places)
+		l := &t.locks
+		b.Queue(lockIfUnknownSQL, l.tenant, l.invoice, l.key, l.state, l.version, in.typeName, in.operationVersion)
+	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
@@ -96,12 +105,20 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	if err != nil {
 		return err
 	}
+	if alone {
+		tag, err := results.Exec()
+		if err != nil {
+			return err
+		}
+		t.locked, t.movedRows = len(known) == 0, tag.RowsAffected()
+	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
 		return err
 	}
 	if err := results.Close(); err != nil || len(known) == 0 {
 		return err
 	}
+	clear(t.facts)
 	return t.readFacts(ctx, batch, known)
 }
 
