@@ -1,22 +1,16 @@
 package store
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
-	"io"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
-)
 
-// maxCatalogProblems bounds the problems that one error lists.
-const maxCatalogProblems = 20
+	"github.com/grantd/grantd/internal/strictyaml"
+)
 
 // maxValidityDays is the most days that a time.Duration holds.
 const maxValidityDays = 106751
@@ -25,7 +19,6 @@ const (
 	ruleTypes      = "must be a mapping with one entitlement type at least"
 	ruleType       = "must be a mapping of fields, {} for none"
 	ruleTypeName   = "the name of a type must be 1 to 128 visible ASCII characters, no spaces"
-	ruleText       = "must be text, in quotes if it looks like something else"
 	ruleRepeatable = "must be true or false"
 	ruleScopeKeys  = "must be a list; [] allows no key, and without the field every key is allowed"
 	ruleScopeKey   = "must be a lower-case letter, then at most 62 of a-z 0-9 _ and the dot"
@@ -45,154 +38,54 @@ var (
 // Whatever is not understood is refused. The error has a line for each problem, 20 at most, of the form
 // `catalog.yaml:4: types.team_access.repeatable: must be true or false`, with name for the file.
 func ParseCatalog(name string, text []byte) (*Catalog, error) {
-	root, err := decodeCatalog(text)
-	if err != nil {
-		return nil, syntaxError(name, text, err)
-	}
-	f := catalogFile{name: name}
 	c := &Catalog{Types: make(map[string]CatalogType)}
-	typesLine := 0
-	f.fields(root, root.Line, "", "must be a mapping with the field types", func(key, value *yaml.Node) {
-		if key.Value != "types" {
-			f.refuse(key.Line, shown(key.Value), "unknown field; the only one here is types")
-			return
-		}
-		typesLine = key.Line
-		if value.Kind == yaml.MappingNode && len(value.Content) == 0 {
-			f.refuse(key.Line, "types", ruleTypes)
-		}
-		f.fields(value, key.Line, "types", ruleTypes, func(key, value *yaml.Node) {
-			if !typeNamePattern.MatchString(key.Value) {
-				f.refuse(key.Line, under("types", shown(key.Value)), ruleTypeName)
-				return
-			}
-			c.Types[key.Value] = f.catalogType(key, value)
-		})
-	})
-	if typesLine == 0 && len(f.problems) == 0 {
-		f.refuse(root.Line, "types", "required")
-	}
-	if err := f.err(); err != nil {
+	err := strictyaml.Read(name, text, "types", func(f *strictyaml.File, root *yaml.Node) { readCatalog(f, root, c) })
+	if err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-var (
-	errEmpty         = errors.New("the file is empty; it must have the field types")
-	errManyDocuments = errors.New("must be a single YAML document")
-)
-
-// decodeCatalog returns the root node of the text's only document.
-func decodeCatalog(text []byte) (*yaml.Node, error) {
-	var document, another yaml.Node
-	d := yaml.NewDecoder(bytes.NewReader(text))
-	if err := d.Decode(&document); errors.Is(err, io.EOF) {
-		return nil, errEmpty
-	} else if err != nil {
-		return nil, err
-	}
-	if err := d.Decode(&another); err == nil {
-		return nil, errManyDocuments
-	} else if !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	root := document.Content[0]
-	if root.Kind == yaml.ScalarNode && root.ShortTag() == "!!null" {
-		return nil, errEmpty
-	}
-	return root, nil
-}
-
-var yamlLinePattern = regexp.MustCompile(`^line ([0-9]+): `)
-
-// syntaxError names the line of an error of the parser. Some come without one: theirs is the first line up to which the text
-// brings the same error.
-func syntaxError(name string, text []byte, err error) error {
-	if errors.Is(err, errEmpty) {
-		return fmt.Errorf("%s:1: %w", name, err)
-	}
-	message := strings.TrimPrefix(err.Error(), "yaml: ")
-	if m := yamlLinePattern.FindStringSubmatch(message); m != nil {
-		return fmt.Errorf("%s:%s: %s", name, m[1], message[len(m[0]):])
-	}
-	lines := bytes.SplitAfter(text, []byte("\n"))
-	before := sort.Search(len(lines)-1, func(n int) bool {
-		_, with := decodeCatalog(bytes.Join(lines[:n+1], nil))
-		return with != nil && with.Error() == err.Error()
+func readCatalog(f *strictyaml.File, root *yaml.Node, c *Catalog) {
+	typesLine := 0
+	f.Fields(root, root.Line, "", "must be a mapping with the field types", func(key, value *yaml.Node) {
+		if key.Value != "types" {
+			f.Refuse(key.Line, strictyaml.Shown(key.Value), "unknown field; the only one here is types")
+			return
+		}
+		typesLine = key.Line
+		if value.Kind == yaml.MappingNode && len(value.Content) == 0 {
+			f.Refuse(key.Line, "types", ruleTypes)
+		}
+		f.Fields(value, key.Line, "types", ruleTypes, func(key, value *yaml.Node) {
+			if !typeNamePattern.MatchString(key.Value) {
+				f.Refuse(key.Line, strictyaml.Under("types", strictyaml.Shown(key.Value)), ruleTypeName)
+				return
+			}
+			c.Types[key.Value] = readCatalogType(f, key, value)
+		})
 	})
-	return fmt.Errorf("%s:%d: %s", name, before+1, message)
-}
-
-// catalogFile collects what is wrong with a file.
-type catalogFile struct {
-	name     string
-	problems []string
-	// omitted counts the problems beyond the bound.
-	omitted int
-}
-
-func (f *catalogFile) refuse(line int, path, rule string) {
-	if len(f.problems) == maxCatalogProblems {
-		f.omitted++
-		return
-	}
-	if path != "" {
-		path += ": "
-	}
-	f.problems = append(f.problems, fmt.Sprintf("%s:%d: %s%s", f.name, line, path, rule))
-}
-
-func (f *catalogFile) err() error {
-	if f.omitted > 0 {
-		f.problems = append(f.problems, fmt.Sprintf("%s: and %d more", f.name, f.omitted))
-		f.omitted = 0
-	}
-	if len(f.problems) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(f.problems, "\n"))
-}
-
-// fields calls each for every key of a mapping, once. Where the node is none, the rule says what was expected; its line is
-// that of the key it stands under, since an absent value has none of its own.
-func (f *catalogFile) fields(n *yaml.Node, line int, path, rule string, each func(key, value *yaml.Node)) {
-	if n.Kind != yaml.MappingNode {
-		f.refuse(line, path, orAlias(n, rule))
-		return
-	}
-	seen := make(map[string]int, len(n.Content)/2)
-	for i := 0; i < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
-		if !isYAMLText(key) {
-			f.refuse(key.Line, under(path, shown(key.Value)), orAlias(key, "the key "+ruleText))
-			continue
-		}
-		if first, again := seen[key.Value]; again {
-			f.refuse(key.Line, under(path, shown(key.Value)), fmt.Sprintf("stands in line %d already", first))
-			continue
-		}
-		seen[key.Value] = key.Line
-		each(key, value)
+	if typesLine == 0 && !f.Problems() {
+		f.Refuse(root.Line, "types", "required")
 	}
 }
 
-// catalogType reads the fields of one type.
-func (f *catalogFile) catalogType(name, fields *yaml.Node) CatalogType {
+// readCatalogType reads the fields of one type.
+func readCatalogType(f *strictyaml.File, name, fields *yaml.Node) CatalogType {
 	var t CatalogType
-	path := under("types", name.Value)
-	f.fields(fields, name.Line, path, ruleType, func(key, value *yaml.Node) {
-		at, ok, rule := under(path, shown(key.Value)), false, ""
+	path := strictyaml.Under("types", name.Value)
+	f.Fields(fields, name.Line, path, ruleType, func(key, value *yaml.Node) {
+		at, ok, rule := strictyaml.Under(path, strictyaml.Shown(key.Value)), false, ""
 		switch key.Value {
 		case "description":
-			t.Description, ok, rule = value.Value, isYAMLText(value), ruleText
+			t.Description, ok, rule = value.Value, strictyaml.Text(value), strictyaml.RuleText
 		case "repeatable":
-			t.Repeatable, ok = yamlBool(value)
+			t.Repeatable, ok = strictyaml.Bool(value)
 			rule = ruleRepeatable
 		case "scope_keys":
 			ok, rule = value.Kind == yaml.SequenceNode, ruleScopeKeys
 			if ok {
-				t.ScopeKeys = f.scopeKeys(value, at)
+				t.ScopeKeys = readScopeKeys(f, value, at)
 			}
 		case "default_validity":
 			t.DefaultValidity, ok = yamlValidity(value)
@@ -201,24 +94,24 @@ func (f *catalogFile) catalogType(name, fields *yaml.Node) CatalogType {
 			rule = "unknown field; known are description, repeatable, scope_keys and default_validity"
 		}
 		if !ok {
-			f.refuse(key.Line, at, orAlias(value, rule))
+			f.Refuse(key.Line, at, strictyaml.OrAlias(value, rule))
 		}
 	})
 	return t
 }
 
-// scopeKeys is never nil: a list that is empty allows no key.
-func (f *catalogFile) scopeKeys(list *yaml.Node, path string) []string {
+// readScopeKeys is never nil: a list that is empty allows no key.
+func readScopeKeys(f *strictyaml.File, list *yaml.Node, path string) []string {
 	keys := make([]string, 0, len(list.Content))
 	for i, n := range list.Content {
 		at := path + "[" + strconv.Itoa(i) + "]"
 		switch {
-		case !isYAMLText(n):
-			f.refuse(n.Line, at, orAlias(n, ruleText))
+		case !strictyaml.Text(n):
+			f.Refuse(n.Line, at, strictyaml.OrAlias(n, strictyaml.RuleText))
 		case !scopeKeyPattern.MatchString(n.Value):
-			f.refuse(n.Line, at, ruleScopeKey)
+			f.Refuse(n.Line, at, ruleScopeKey)
 		case slices.Contains(keys, n.Value):
-			f.refuse(n.Line, at, n.Value+" stands in the list already")
+			f.Refuse(n.Line, at, n.Value+" stands in the list already")
 		default:
 			keys = append(keys, n.Value)
 		}
@@ -226,40 +119,8 @@ func (f *catalogFile) scopeKeys(list *yaml.Node, path string) []string {
 	return keys
 }
 
-// shown is a key as it is or, where it would not read as one word of a path, in quotes and cut short.
-func shown(key string) string {
-	if typeNamePattern.MatchString(key) {
-		return key
-	}
-	return fmt.Sprintf("%.60q", key)
-}
-
-func under(path, name string) string {
-	if path == "" {
-		return name
-	}
-	return path + "." + name
-}
-
-// orAlias replaces a rule where the trouble is that the value stands elsewhere. Aliases are refused, since a catalogue is read by
-// people, and a small text could unfold to any size.
-func orAlias(n *yaml.Node, rule string) string {
-	if n.Kind == yaml.AliasNode {
-		return "must be written out: aliases are not allowed"
-	}
-	return rule
-}
-
-func isYAMLText(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str" }
-
-// yamlBool takes the two words of YAML 1.2 in lower case; YAML 1.1 had eleven for each.
-func yamlBool(n *yaml.Node) (value, ok bool) {
-	plain := n.Kind == yaml.ScalarNode && n.ShortTag() == "!!bool"
-	return n.Value == "true", plain && (n.Value == "true" || n.Value == "false")
-}
-
 func yamlValidity(n *yaml.Node) (time.Duration, bool) {
-	if !isYAMLText(n) {
+	if !strictyaml.Text(n) {
 		return 0, false
 	}
 	if dayPattern.MatchString(n.Value) {

@@ -42,7 +42,8 @@ var layers = []layer{
 	{dir: "gen"},
 	{dir: "migrations"},
 	{dir: "telemetry"},
-	{dir: "store", may: []string{"gen", "migrations"}, never: []string{
+	{dir: "internal/strictyaml"},
+	{dir: "store", may: []string{"gen", "migrations", "internal/strictyaml"}, never: []string{
 		"net/http",
 		"google.golang.org/grpc",
 		"google.golang.org/genproto",
@@ -50,7 +51,7 @@ var layers = []layer{
 		"go.opentelemetry.io/contrib/instrumentation/net/http",
 	}},
 	{dir: "server", may: []string{"store", "gen", "telemetry"}},
-	{dir: "outbox", may: []string{"store", "gen", "telemetry"}},
+	{dir: "outbox", may: []string{"store", "gen", "telemetry", "internal/strictyaml"}},
 	{dir: "client", may: []string{"gen"}},
 	{dir: "internal", may: []string{"migrations"}},
 	{dir: "cmd", may: []string{"server", "outbox", "store", "gen", "telemetry", "client", "migrations", "internal"}},
