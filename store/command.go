@@ -26,6 +26,8 @@ type Command struct {
 	// Actor and Reason are part of the payload of REVERSE and REINSTATE.
 	Actor  string
 	Reason string
+	// Notify is who is told of what the command appends, nil for nobody. It is no part of the payload.
+	Notify *Notify
 
 	Origin Origin
 }

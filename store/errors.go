@@ -65,7 +65,11 @@ var raced = map[string]bool{
 	"entitlements_pkey":         true,
 	"entitlements_business_key": true,
 	"entries_pkey":              true,
+	"notifications_pkey":        true,
+	"deliveries_pkey":           true,
+	"deliveries_id":             true,
 	"attempts_pkey":             true,
+	"operator_actions_pkey":     true,
 }
 
 // interpretError is the one place that turns an error of the driver into what is done about it, by SQLSTATE and

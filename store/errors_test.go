@@ -27,6 +27,8 @@ func TestInterpretError_BySQLSTATE(t *testing.T) {
 		{&pgconn.PgError{Code: "23505", TableName: "operations", ConstraintName: "operations_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "entitlements", ConstraintName: "entitlements_business_key"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "entries", ConstraintName: "entries_pkey"}, runAgain, ReasonContention},
+		{&pgconn.PgError{Code: "23505", TableName: "deliveries", ConstraintName: "deliveries_pkey"}, runAgain, ReasonContention},
+		{&pgconn.PgError{Code: "23505", TableName: "notifications", ConstraintName: "notifications_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "attempts_20260301", ConstraintName: "attempts_20260301_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "other", ConstraintName: "other_name_key"}, splitOff, ""},
 		{&pgconn.PgError{Code: "55P03"}, splitOff, ReasonLockTimeout},

@@ -31,6 +31,9 @@ type Found struct {
 	Attempts []Attempt
 	Aliases  []Alias
 	Entries  []Entry
+	// Deliveries and Notifications are those of the entries.
+	Deliveries    []DeliveryStory
+	Notifications []Notification
 }
 
 // storyLimit bounds the attempts and aliases of one answer, and so its size.
@@ -138,6 +141,12 @@ func (s *Store) readStory(ctx context.Context, l *Lookup, business BusinessKey, 
 			keys = append(keys, a.IdempotencyKey)
 		}
 		if found.Entries, err = s.entriesOf(ctx, f.winner); err != nil {
+			return err
+		}
+		if found.Deliveries, err = s.deliveriesOf(ctx, l.TenantID, found.Entries); err != nil {
+			return err
+		}
+		if found.Notifications, err = s.notificationsOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}
 	}

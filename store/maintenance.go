@@ -18,7 +18,7 @@ const (
 	// partitionsAhead is how many days of attempts have a partition before they come: a service that cannot make one has that
 	// long to be noticed before a grant fails for want of it.
 	partitionsAhead = 14
-	// purgeBatch is how many aliases one statement removes, so that no lock is held for long.
+	// purgeBatch is how many aliases or deliveries one statement removes, so that no lock is held for long.
 	purgeBatch = 1000
 )
 
@@ -60,8 +60,8 @@ func (s *Store) databaseTime(ctx context.Context) (now time.Time, err error) {
 	return now, err
 }
 
-// Maintain makes the partitions of the coming days, and removes what has expired as of now: aliases and attempts. What it removes
-// never reopens the business rule: a purged alias of a grant still meets the business key.
+// Maintain makes the partitions of the coming days, and removes what has expired as of now: aliases, attempts and settled deliveries. What
+// it removes never reopens anything: a purged alias of a grant still meets the business key, and deliveries are made with entries alone.
 func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 	if err := s.makePartitions(ctx, now); err != nil {
 		return err
@@ -69,7 +69,38 @@ func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 	if err := s.purgeAliases(ctx, now.Add(-s.config.AliasRetention)); err != nil {
 		return err
 	}
+	if err := s.purgeDeliveries(ctx, now.Add(-s.config.DeliveryRetention)); err != nil {
+		return err
+	}
 	return s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention))
+}
+
+// purgeDeliveriesSQL removes some deliveries that were settled before a time, with their attempts. What operators did and who was
+// told stays.
+const purgeDeliveriesSQL = `
+WITH old AS (
+    DELETE FROM deliveries d
+     USING (SELECT tenant_id, entitlement_id, entry_number, destination FROM deliveries
+             WHERE settled_at IS NOT NULL AND settled_at < $1
+             ORDER BY settled_at LIMIT $2
+               FOR UPDATE SKIP LOCKED) AS c
+     WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+       AND d.destination = c.destination
+    RETURNING d.tenant_id, d.delivery_id), gone AS (
+    DELETE FROM delivery_attempts a USING old
+     WHERE a.tenant_id = old.tenant_id AND a.delivery_id = old.delivery_id)
+SELECT count(*) FROM old`
+
+func (s *Store) purgeDeliveries(ctx context.Context, before time.Time) error {
+	for {
+		var n int
+		if err := s.reads.QueryRow(ctx, purgeDeliveriesSQL, before, purgeBatch).Scan(&n); err != nil {
+			return fmt.Errorf("purge deliveries: %w", err)
+		}
+		if n < purgeBatch {
+			return nil
+		}
+	}
 }
 
 // purgeAliasesSQL removes some aliases that were bound before a time. Owners have no owner_key, and stay. The outer condition names the

@@ -30,6 +30,15 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"keysByEvent":   listOperationsHead + keysByEventSQL + listOperationsTail,
 		"keysByInvoice": listOperationsHead + keysByInvoiceSQL + listOperationsTail,
 		"keysByType":    listOperationsHead + keysByTypeSQL + listOperationsTail,
+
+		"insertNotifications": insertNotificationsSQL, "insertDeliveries": insertDeliveriesSQL,
+		"due": dueSQL, "deliveriesByKey": deliveriesByKeySQL, "lease": leaseSQL, "beginAttempts": beginAttemptsSQL, "hold": holdSQL,
+		"doubt": doubtSQL, "spare": spareSQL, "takeUnknown": takeUnknownSQL, "nextDue": nextDueSQL, "backlog": backlogSQL,
+		"settle": settleSQL, "endAttempts": endAttemptsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
+		"lockOrder": lockOrderSQL, "order": orderSQL, "keepAction": keepActionSQL, "entryThere": entryThereSQL, "actionsOf": actionsOfSQL,
+		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL, "delivery": deliverySQL,
+		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
+		"purgeDeliveries": purgeDeliveriesSQL,
 	}
 	for _, sql := range transactionStatements {
 		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
@@ -53,6 +62,18 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"keysByType attempts_20260301_tenant_id_invoice_id_idx": 1,
 		"readFacts entries_pkey":                                2,
 		"lookup entries_pkey":                                   2,
+		"nextDue deliveries_due":                                1, // the first of the destination
+		"backlog deliveries_due":                                1, // all of the destination
+		"backlog deliveries_stuck_at":                           2, // all in a state
+		"deliveriesOf deliveries_pkey":                          3, // an entry's, to any destination
+		"notificationsOf notifications_pkey":                    3, // an entry's, to anybody
+		"deliveryAttemptsOf delivery_attempts_pkey":             2, // a delivery's
+		"purgeDeliveries delivery_attempts_pkey":                2,
+		"actionsOf operator_actions_pkey":                       2,
+	}
+	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
+	for _, name := range []string{"deliveriesByKey", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
+		prefix[name+" notifications_pkey"] = 3
 	}
 	check := func(t *testing.T, except ...string) {
 		// A new session: one that is there keeps its plans, until the tables are analyzed.
@@ -95,6 +116,15 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		`INSERT INTO entries SELECT tenant_id, entitlement_id, 1, 1, operation_key, 1, '', '', now() FROM entitlements`,
 		`INSERT INTO attempts SELECT 't' || n % 3, '2026-03-01'::timestamptz + n * interval '1 second', gen_random_uuid(), 'k' || n, 1, 1 + n % 2, 0, 0, NULL,
 			'i' || n, 'x', 0, '', '', '', NULL, NULL FROM generate_series(1, 20000) n`)
+	execAll(t, admin,
+		`INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, attempts, due_at, created_at, settled_at)
+		SELECT tenant_id, entitlement_id, 1, d, gen_random_uuid(), s, 1, now(), now(), CASE WHEN s IN (4, 6) THEN now() END
+			FROM entitlements, unnest(ARRAY['d1', 'd2']) d, LATERAL (SELECT 1 + abs(hashtext(entitlement_id || d)) % 6 AS s) x`,
+		`INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at)
+		SELECT tenant_id, delivery_id, 1, 'w', now() FROM deliveries`,
+		`INSERT INTO operator_actions SELECT tenant_id, delivery_id, 1, 1, 5, 1, 'me', 'because', '', now() FROM deliveries WHERE state = 1`,
+		`INSERT INTO notifications SELECT tenant_id, entitlement_id, 1, 'welcome', 'a@example.com', 'en', 'd1', now() FROM entitlements`,
+		`INSERT INTO notifications_sent SELECT tenant_id, entitlement_id, 1, 'welcome', 'a@example.com', now() FROM entitlements`)
 	t.Run("grown", func(t *testing.T) { check(t) })
 	execAll(t, admin, `ANALYZE`)
 	t.Run("analyzed", func(t *testing.T) { check(t) })

@@ -9,8 +9,8 @@ import (
 
 // The ledger is held by privileges, not by good will: a bug in the service, or somebody at its prompt, cannot rewrite it.
 func TestPrivileges_TheServiceCannotRewrite(t *testing.T) {
-	b := setup(t)
-	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	b := setup(t, to(crm, mail))
+	want(t, b.Store, telling(grant("t", "k", "i", "x"), "a@example.com"), newly)
 	service := connect(t, b.url)
 	exec(t, service, `SET ROLE grantd_service`)
 	for _, sql := range []string{
@@ -29,6 +29,16 @@ func TestPrivileges_TheServiceCannotRewrite(t *testing.T) {
 		`DELETE FROM invoices`,
 		`ALTER TABLE entries ADD COLUMN more text`,
 		`DROP TABLE entries`,
+		`UPDATE deliveries SET delivery_id = gen_random_uuid()`,
+		`UPDATE deliveries SET destination = 'other'`,
+		`UPDATE deliveries SET entry_number = 2`,
+		`UPDATE delivery_attempts SET attempt_number = 2`,
+		`UPDATE operator_actions SET actor = 'somebody else'`,
+		`DELETE FROM operator_actions`,
+		`UPDATE notifications SET recipient = 'b@example.com'`,
+		`DELETE FROM notifications`,
+		`UPDATE notifications_sent SET sent_at = now()`,
+		`DELETE FROM notifications_sent`,
 	} {
 		_, err := service.Exec(t.Context(), sql)
 		var pg *pgconn.PgError

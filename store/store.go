@@ -26,6 +26,8 @@ type Config struct {
 	DatabaseURL string
 	// Catalog is nil where every type may be granted.
 	Catalog *Catalog
+	// Destinations get the entries that are appended from now on. Without any, entries stay at home.
+	Destinations []Destination
 
 	// Committers is how many transactions run at once, 1 by default: fewer and larger ones cost less.
 	Committers int
@@ -47,10 +49,14 @@ type Config struct {
 	ConnectTimeout time.Duration
 	// ReadConns is the size of the pool for reads, 8 by default.
 	ReadConns int32
+	// OutboxConns is the size of the pool for deliveries, 4 by default; there is none without destinations.
+	OutboxConns int32
 
 	// AliasRetention is how long an alias is kept, 400 days by default; AttemptRetention how long an attempt is, 30 days.
 	AliasRetention   time.Duration
 	AttemptRetention time.Duration
+	// DeliveryRetention is how long a delivery is kept after it was delivered or discarded, 30 days by default.
+	DeliveryRetention time.Duration
 
 	Log            *slog.Logger
 	TracerProvider trace.TracerProvider
@@ -72,8 +78,10 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.CommitTimeout, 10*time.Second)
 	setDefault(&c.ConnectTimeout, 5*time.Second)
 	setDefault(&c.ReadConns, 8)
+	setDefault(&c.OutboxConns, 4)
 	setDefault(&c.AliasRetention, 400*24*time.Hour)
 	setDefault(&c.AttemptRetention, 30*24*time.Hour)
+	setDefault(&c.DeliveryRetention, 30*24*time.Hour)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -99,10 +107,14 @@ func setDefault[T comparable](field *T, value T) {
 type Store struct {
 	config Config
 	reads  *pgxpool.Pool
+	// outbox has the sessions of those who deliver: their load must not stand before look-ups. Without destinations it is reads.
+	outbox *pgxpool.Pool
 	// house is for the store's own questions: whether it is ready, and what has expired. They must not wait behind look-ups.
 	house  *pgxpool.Pool
 	writer *writer
 	tokens pageTokens
+	// made wakes whoever delivers.
+	made chan struct{}
 
 	stopMaintenance context.CancelFunc
 	maintenance     sync.WaitGroup
@@ -111,8 +123,11 @@ type Store struct {
 // Open connects to a migrated database and starts the writer and the maintenance of old rows. It fails when no primary answers, so
 // that a wrong URL is noticed at once.
 func Open(ctx context.Context, config Config) (*Store, error) {
-	s := &Store{config: config.withDefaults()}
+	s := &Store{config: config.withDefaults(), made: make(chan struct{}, 1)}
 	cfg := &s.config
+	if err := checkDestinations(cfg.Destinations); err != nil {
+		return nil, err
+	}
 
 	session1, err := pgx.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
@@ -121,21 +136,34 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	applySettings(&session1.Config)
 	session1.Tracer = cfg.QueryTracer
 
-	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns); err != nil {
+	primary := pgconn.ValidateConnectTargetSessionAttrsPrimary
+	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns, primary); err != nil {
 		return nil, err
 	}
-	if s.house, err = openPool(ctx, cfg, houseConns); err != nil {
+	if s.house, err = openPool(ctx, cfg, houseConns, primary); err != nil {
 		s.reads.Close()
+		return nil, err
+	}
+	s.outbox = s.reads
+	if err = s.reads.Ping(ctx); err != nil {
+		err = fmt.Errorf("open the database: %w", err)
+	} else if len(cfg.Destinations) > 0 {
+		var outbox *pgxpool.Pool
+		if outbox, err = openPool(ctx, cfg, cfg.OutboxConns, pgconn.ValidateConnectTargetSessionAttrsReadWrite); err == nil {
+			s.outbox = outbox
+		}
+	}
+	if err != nil {
+		s.closePools()
 		return nil, err
 	}
 	q := newQueue(cfg.QueueLimit)
 	m, err := newMeters(cfg.MeterProvider, q.depth)
 	if err != nil {
-		s.reads.Close()
-		s.house.Close()
+		s.closePools()
 		return nil, err
 	}
-	s.writer = newWriter(cfg, q, m, func(lockTimeout time.Duration) *session {
+	s.writer = newWriter(cfg, q, m, s.wake, func(lockTimeout time.Duration) *session {
 		return &session{config: session1, lockTimeout: lockTimeout}
 	})
 	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {
@@ -148,23 +176,19 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 // houseConns are one for readiness and one for maintenance.
 const houseConns = 2
 
-// openPool makes a pool for reads. They go to a primary, also while it is read-only: what is there may be told.
-func openPool(ctx context.Context, cfg *Config, conns int32) (*pgxpool.Pool, error) {
+// openPool makes a pool. Look-ups go to a primary, also while it is read-only: what is there may be told. Deliveries go to a writable one.
+func openPool(ctx context.Context, cfg *Config, size int32, validate pgconn.ValidateConnectFunc) (*pgxpool.Pool, error) {
 	pool, err := pgxpool.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
 	applySettings(&pool.ConnConfig.Config)
-	pool.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	pool.ConnConfig.ValidateConnect = validate
 	pool.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
 	pool.ConnConfig.Tracer = cfg.QueryTracer
-	pool.MaxConns = conns
+	pool.MaxConns = size
 	p, err := pgxpool.NewWithConfig(ctx, pool)
 	if err != nil {
-		return nil, fmt.Errorf("open the database: %w", err)
-	}
-	if err := p.Ping(ctx); err != nil {
-		p.Close()
 		return nil, fmt.Errorf("open the database: %w", err)
 	}
 	return p, nil
@@ -177,6 +201,13 @@ func (s *Store) Close() {
 		s.maintenance.Wait()
 	}
 	s.writer.close()
+	s.closePools()
+}
+
+func (s *Store) closePools() {
+	if s.outbox != s.reads {
+		s.outbox.Close()
+	}
 	s.reads.Close()
 	s.house.Close()
 }

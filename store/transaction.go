@@ -17,14 +17,17 @@ import (
 //
 //	BEGIN · what is known? read it, if anything is     who may write? Replays and refusals skip the next flight.
 //	lock the invoices, move them, read again           decide, without I/O
-//	append, turn, record the attempts · COMMIT         answer
+//	append, turn, deliver, record · COMMIT             answer
 //
 // READ COMMITTED is set explicitly: each statement sees what was committed before it began, so what is read under the locks
 // has every winner that they waited for.
 type transaction struct {
 	session *session
 	catalog *Catalog
-	timeout time.Duration
+	// destinations get what is appended; made is told when something was made for them.
+	destinations []Destination
+	made         func()
+	timeout      time.Duration
 	// lockTimeout, when set, is shorter than the session's.
 	lockTimeout time.Duration
 	in          input
@@ -43,7 +46,8 @@ type transaction struct {
 // transactionStatements are prepared when a session is made.
 var transactionStatements = []string{
 	beginSQL, findKnownSQL, readFactsSQL, readOnInvoiceSQL, clockSQL, lockTimeoutSQL, lockIfUnknownSQL, lockInvoicesSQL, readInvoicesSQL,
-	insertOperationsSQL, insertEntitlementsSQL, turnEntitlementsSQL, insertEntriesSQL, insertAttemptsSQL, commitSQL, rollbackSQL,
+	insertOperationsSQL, insertEntitlementsSQL, turnEntitlementsSQL, insertEntriesSQL, insertNotificationsSQL,
+	insertDeliveriesSQL, insertAttemptsSQL, commitSQL, rollbackSQL,
 }
 
 const (
@@ -75,6 +79,10 @@ func (t *transaction) run(ctx context.Context, batch []*pending) error {
 		return t.abandon(ctx, err)
 	}
 	err := t.write(ctx)
+	if len(t.out.deliveries) > 0 {
+		// Also when the fate of the commit is unknown: a look in vain costs next to nothing.
+		t.made()
+	}
 	if err == nil {
 		return nil
 	}
@@ -122,7 +130,7 @@ func (t *transaction) decide(batch []*pending) error {
 			continue
 		}
 		p.answer, p.err = answer, nil
-		t.out.add(&p.command, &p.answer, &ch, id.attempt, f.now)
+		t.out.add(&p.command, &p.answer, &ch, id.attempt, f.now, t.destinations)
 	}
 	return nil
 }

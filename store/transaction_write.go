@@ -20,20 +20,26 @@ type output struct {
 	turned     []*Entitlement
 	entries    []*Entry
 	attempts   []*Attempt
+	deliveries []*newDelivery
+	// notifications are the deliveries that send a mail.
+	notifications []*newDelivery
 
 	operationColumns   operationColumns
 	entitlementColumns entitlementColumns
 	turnColumns        turnColumns
 	entryColumns       entryColumns
+	notifyColumns      notificationColumns
+	deliveryColumns    deliveryColumns
 	attemptColumns     attemptColumns
 }
 
 func (o *output) reset() {
 	o.operations, o.granted, o.turned = o.operations[:0], o.granted[:0], o.turned[:0]
 	o.entries, o.attempts = o.entries[:0], o.attempts[:0]
+	o.deliveries, o.notifications = o.deliveries[:0], o.notifications[:0]
 }
 
-func (o *output) add(c *Command, a *Answer, ch *change, attempt uuid.UUID, now time.Time) {
+func (o *output) add(c *Command, a *Answer, ch *change, attempt uuid.UUID, now time.Time, to []Destination) {
 	if ch.operation != nil {
 		o.operations = append(o.operations, ch.operation)
 	}
@@ -42,6 +48,9 @@ func (o *output) add(c *Command, a *Answer, ch *change, attempt uuid.UUID, now t
 	}
 	o.turned = append(o.turned, ch.turned...)
 	o.entries = append(o.entries, ch.entries...)
+	if len(to) > 0 && len(ch.entries) > 0 {
+		o.addDeliveries(c, ch, now, to)
+	}
 
 	b := c.businessKey()
 	row := &Attempt{
@@ -68,6 +77,12 @@ func (o *output) queue(b *pgx.Batch) {
 	}
 	if len(o.entries) > 0 {
 		b.Queue(insertEntriesSQL, o.entryColumns.of(o.entries)...)
+	}
+	if len(o.notifications) > 0 {
+		b.Queue(insertNotificationsSQL, o.notifyColumns.of(o.notifications)...)
+	}
+	if len(o.deliveries) > 0 {
+		b.Queue(insertDeliveriesSQL, o.deliveryColumns.of(o.deliveries)...)
 	}
 	if len(o.attempts) > 0 {
 		b.Queue(insertAttemptsSQL, o.attemptColumns.of(o.attempts)...)

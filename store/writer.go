@@ -24,8 +24,10 @@ type writer struct {
 	split  chan []*pending
 	slow   *blocked
 	meters *meters
-	log    *slog.Logger
-	quiet  quiet
+	// made is called after deliveries were made.
+	made  func()
+	log   *slog.Logger
+	quiet quiet
 
 	sessions   []*session
 	committers sync.WaitGroup
@@ -38,9 +40,9 @@ type writer struct {
 // splitQueueLimit bounds the batches that wait to be divided; beyond it the committer divides them itself.
 const splitQueueLimit = 4
 
-func newWriter(cfg *Config, q *queue, m *meters, makeSession func(lockTimeout time.Duration) *session) *writer {
+func newWriter(cfg *Config, q *queue, m *meters, made func(), makeSession func(lockTimeout time.Duration) *session) *writer {
 	w := &writer{
-		config: cfg, queue: q, meters: m, log: cfg.Log,
+		config: cfg, queue: q, meters: m, made: made, log: cfg.Log,
 		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit),
 	}
 	for range cfg.Committers {
@@ -55,7 +57,9 @@ func newWriter(cfg *Config, q *queue, m *meters, makeSession func(lockTimeout ti
 
 func (w *writer) start(group *sync.WaitGroup, s *session, work func(*committer)) {
 	c := &committer{writer: w, session: s, counts: make(map[answerLabels]int64)}
-	c.run = transaction{session: s, catalog: w.config.Catalog, timeout: w.config.CommitTimeout}
+	c.run = transaction{
+		session: s, catalog: w.config.Catalog, timeout: w.config.CommitTimeout, destinations: w.config.Destinations, made: w.made,
+	}
 	w.sessions = append(w.sessions, s)
 	group.Go(func() {
 		defer s.drop()

@@ -30,7 +30,7 @@ const (
 	OperationView_OPERATION_VIEW_UNSPECIFIED OperationView = 0
 	// The operation, its stored result and the current state.
 	OperationView_OPERATION_VIEW_BASIC OperationView = 1
-	// Also the attempts, the aliases and the ledger entries.
+	// Also the attempts, the aliases, the ledger entries, and their deliveries and notifications.
 	OperationView_OPERATION_VIEW_FULL OperationView = 2
 )
 
@@ -152,7 +152,10 @@ type GrantEntitlementRequest struct {
 	// attempt.
 	EventId string `protobuf:"bytes,4,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// Which system asked, for example `stripe`. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
-	Source        string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
+	// Who is to be told of what this appends; unset for nobody. May differ in a replay, where it changes nothing: the winning
+	// attempt's counts.
+	Notify        *Notify `protobuf:"bytes,6,opt,name=notify,proto3" json:"notify,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -220,6 +223,13 @@ func (x *GrantEntitlementRequest) GetSource() string {
 		return x.Source
 	}
 	return ""
+}
+
+func (x *GrantEntitlementRequest) GetNotify() *Notify {
+	if x != nil {
+		return x.Notify
+	}
+	return nil
 }
 
 // GrantEntitlementResponse is the typed answer to one grant.
@@ -624,7 +634,12 @@ type GetOperationResponse struct {
 	// FULL: the ledger of the entitlement, whole; for RecordInvoiceState, the entries that it caused.
 	Entries []*Entry `protobuf:"bytes,10,rep,name=entries,proto3" json:"entries,omitempty"`
 	// The stored result of RecordInvoiceState, unless NOT_APPLIED or CONFLICTING_PAYLOAD.
-	Recorded      *RecordedInvoice `protobuf:"bytes,11,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	Recorded *RecordedInvoice `protobuf:"bytes,11,opt,name=recorded,proto3" json:"recorded,omitempty"`
+	// FULL: the deliveries of these entries that are kept, in the order of the entries, then of the destinations; at most the latest
+	// 1,000.
+	Deliveries []*DeliveryStory `protobuf:"bytes,12,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	// FULL: who was to be told of these entries, and whether they were; also when the deliveries are removed. At most the latest 1,000.
+	Notifications []*Notification `protobuf:"bytes,13,rep,name=notifications,proto3" json:"notifications,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +747,20 @@ func (x *GetOperationResponse) GetEntries() []*Entry {
 func (x *GetOperationResponse) GetRecorded() *RecordedInvoice {
 	if x != nil {
 		return x.Recorded
+	}
+	return nil
+}
+
+func (x *GetOperationResponse) GetDeliveries() []*DeliveryStory {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+func (x *GetOperationResponse) GetNotifications() []*Notification {
+	if x != nil {
+		return x.Notifications
 	}
 	return nil
 }
@@ -897,7 +926,10 @@ type RecordInvoiceStateRequest struct {
 	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	EventId string `protobuf:"bytes,6,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
-	Source        string `protobuf:"bytes,7,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,7,opt,name=source,proto3" json:"source,omitempty"`
+	// Who is to be told of what this appends; unset for nobody. May differ in a replay, where it changes nothing: the winning
+	// attempt's counts.
+	Notify        *Notify `protobuf:"bytes,8,opt,name=notify,proto3" json:"notify,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -979,6 +1011,13 @@ func (x *RecordInvoiceStateRequest) GetSource() string {
 		return x.Source
 	}
 	return ""
+}
+
+func (x *RecordInvoiceStateRequest) GetNotify() *Notify {
+	if x != nil {
+		return x.Notify
+	}
+	return nil
 }
 
 // RecordInvoiceStateResponse is the typed answer to one recording.
@@ -1251,7 +1290,10 @@ type ReverseEntitlementRequest struct {
 	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
-	Source        string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	// Who is to be told of what this appends; unset for nobody. May differ in a replay, where it changes nothing: the winning
+	// attempt's counts.
+	Notify        *Notify `protobuf:"bytes,9,opt,name=notify,proto3" json:"notify,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1351,6 +1393,13 @@ func (x *ReverseEntitlementRequest) GetSource() string {
 		return x.Source
 	}
 	return ""
+}
+
+func (x *ReverseEntitlementRequest) GetNotify() *Notify {
+	if x != nil {
+		return x.Notify
+	}
+	return nil
 }
 
 type isReverseEntitlementRequest_Target interface {
@@ -1559,7 +1608,10 @@ type ReinstateEntitlementRequest struct {
 	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// Which system asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
-	Source        string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
+	// Who is to be told of what this appends; unset for nobody. May differ in a replay, where it changes nothing: the winning
+	// attempt's counts.
+	Notify        *Notify `protobuf:"bytes,9,opt,name=notify,proto3" json:"notify,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1659,6 +1711,13 @@ func (x *ReinstateEntitlementRequest) GetSource() string {
 		return x.Source
 	}
 	return ""
+}
+
+func (x *ReinstateEntitlementRequest) GetNotify() *Notify {
+	if x != nil {
+		return x.Notify
+	}
+	return nil
 }
 
 type isReinstateEntitlementRequest_Target interface {
@@ -2384,13 +2443,14 @@ var File_entitlement_v1_entitlement_service_proto protoreflect.FileDescriptor
 
 const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\n" +
-	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\x01\n" +
+	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a\x1dentitlement/v1/delivery.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n" +
 	"\x17GrantEntitlementRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12+\n" +
 	"\x05grant\x18\x02 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x129\n" +
 	"\ainvoice\x18\x03 \x01(\v2\x1f.entitlement.v1.InvoiceEvidenceR\ainvoice\x12\x19\n" +
 	"\bevent_id\x18\x04 \x01(\tR\aeventId\x12\x16\n" +
-	"\x06source\x18\x05 \x01(\tR\x06source\"\xac\x04\n" +
+	"\x06source\x18\x05 \x01(\tR\x06source\x12.\n" +
+	"\x06notify\x18\x06 \x01(\v2\x16.entitlement.v1.NotifyR\x06notify\"\xac\x04\n" +
 	"\x18GrantEntitlementResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -2413,7 +2473,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12+\n" +
 	"\x05grant\x18\x04 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x121\n" +
 	"\x04view\x18\x05 \x01(\x0e2\x1d.entitlement.v1.OperationViewR\x04viewB\x06\n" +
-	"\x04name\"\xf5\x04\n" +
+	"\x04name\"\xf8\x05\n" +
 	"\x14GetOperationResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -2427,14 +2487,18 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\aaliases\x18\t \x03(\v2\x15.entitlement.v1.AliasR\aaliases\x12/\n" +
 	"\aentries\x18\n" +
 	" \x03(\v2\x15.entitlement.v1.EntryR\aentries\x12;\n" +
-	"\brecorded\x18\v \x01(\v2\x1f.entitlement.v1.RecordedInvoiceR\brecorded\"\xa7\x01\n" +
+	"\brecorded\x18\v \x01(\v2\x1f.entitlement.v1.RecordedInvoiceR\brecorded\x12=\n" +
+	"\n" +
+	"deliveries\x18\f \x03(\v2\x1d.entitlement.v1.DeliveryStoryR\n" +
+	"deliveries\x12B\n" +
+	"\rnotifications\x18\r \x03(\v2\x1c.entitlement.v1.NotificationR\rnotifications\"\xa7\x01\n" +
 	"\x15GetEntitlementRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12'\n" +
 	"\x0eentitlement_id\x18\x02 \x01(\tH\x00R\rentitlementId\x12@\n" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKeyB\x06\n" +
 	"\x04name\"W\n" +
 	"\x16GetEntitlementResponse\x12=\n" +
-	"\ventitlement\x18\x01 \x01(\v2\x1b.entitlement.v1.EntitlementR\ventitlement\"\x81\x02\n" +
+	"\ventitlement\x18\x01 \x01(\v2\x1b.entitlement.v1.EntitlementR\ventitlement\"\xb1\x02\n" +
 	"\x19RecordInvoiceStateRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
 	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12\x1d\n" +
@@ -2443,7 +2507,8 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\x05state\x18\x04 \x01(\x0e2\x1c.entitlement.v1.InvoiceStateR\x05state\x12\x18\n" +
 	"\aversion\x18\x05 \x01(\x03R\aversion\x12\x19\n" +
 	"\bevent_id\x18\x06 \x01(\tR\aeventId\x12\x16\n" +
-	"\x06source\x18\a \x01(\tR\x06source\"\xa8\x04\n" +
+	"\x06source\x18\a \x01(\tR\x06source\x12.\n" +
+	"\x06notify\x18\b \x01(\v2\x16.entitlement.v1.NotifyR\x06notify\"\xa8\x04\n" +
 	"\x1aRecordInvoiceStateResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -2462,7 +2527,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\x0e2\x1c.entitlement.v1.InvoiceStateR\x05state\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\x03R\aversion\x127\n" +
 	"\breversed\x18\x04 \x03(\v2\x1b.entitlement.v1.EntitlementR\breversed\x12%\n" +
-	"\x0ereversed_count\x18\x05 \x01(\x05R\rreversedCount\"\xb7\x02\n" +
+	"\x0ereversed_count\x18\x05 \x01(\x05R\rreversedCount\"\xe7\x02\n" +
 	"\x19ReverseEntitlementRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
 	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12'\n" +
@@ -2471,7 +2536,8 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x19\n" +
 	"\bevent_id\x18\a \x01(\tR\aeventId\x12\x16\n" +
-	"\x06source\x18\b \x01(\tR\x06sourceB\b\n" +
+	"\x06source\x18\b \x01(\tR\x06source\x12.\n" +
+	"\x06notify\x18\t \x01(\v2\x16.entitlement.v1.NotifyR\x06notifyB\b\n" +
 	"\x06target\"\xae\x04\n" +
 	"\x1aReverseEntitlementResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
@@ -2484,7 +2550,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\afailure\x18\a \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailure\x12E\n" +
 	"\rcurrent_state\x18\b \x01(\x0e2 .entitlement.v1.EntitlementStateR\fcurrentState\x12'\n" +
 	"\x0fcurrent_version\x18\t \x01(\x03R\x0ecurrentVersionB\b\n" +
-	"\x06result\"\xb9\x02\n" +
+	"\x06result\"\xe9\x02\n" +
 	"\x1bReinstateEntitlementRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12\x1b\n" +
 	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12'\n" +
@@ -2493,7 +2559,8 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x19\n" +
 	"\bevent_id\x18\a \x01(\tR\aeventId\x12\x16\n" +
-	"\x06source\x18\b \x01(\tR\x06sourceB\b\n" +
+	"\x06source\x18\b \x01(\tR\x06source\x12.\n" +
+	"\x06notify\x18\t \x01(\v2\x16.entitlement.v1.NotifyR\x06notifyB\b\n" +
 	"\x06target\"\xb0\x04\n" +
 	"\x1cReinstateEntitlementResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
@@ -2610,112 +2677,121 @@ var file_entitlement_v1_entitlement_service_proto_goTypes = []any{
 	(*ListedOperation)(nil),                // 23: entitlement.v1.ListedOperation
 	(*Grant)(nil),                          // 24: entitlement.v1.Grant
 	(*InvoiceEvidence)(nil),                // 25: entitlement.v1.InvoiceEvidence
-	(Outcome)(0),                           // 26: entitlement.v1.Outcome
-	(MatchedBy)(0),                         // 27: entitlement.v1.MatchedBy
-	(*Operation)(nil),                      // 28: entitlement.v1.Operation
-	(*Entitlement)(nil),                    // 29: entitlement.v1.Entitlement
-	(*Conflict)(nil),                       // 30: entitlement.v1.Conflict
-	(*Rejection)(nil),                      // 31: entitlement.v1.Rejection
-	(*RetryableFailure)(nil),               // 32: entitlement.v1.RetryableFailure
-	(EntitlementState)(0),                  // 33: entitlement.v1.EntitlementState
-	(*BusinessKey)(nil),                    // 34: entitlement.v1.BusinessKey
-	(*Attempt)(nil),                        // 35: entitlement.v1.Attempt
-	(*Alias)(nil),                          // 36: entitlement.v1.Alias
-	(*Entry)(nil),                          // 37: entitlement.v1.Entry
-	(InvoiceState)(0),                      // 38: entitlement.v1.InvoiceState
-	(*timestamppb.Timestamp)(nil),          // 39: google.protobuf.Timestamp
+	(*Notify)(nil),                         // 26: entitlement.v1.Notify
+	(Outcome)(0),                           // 27: entitlement.v1.Outcome
+	(MatchedBy)(0),                         // 28: entitlement.v1.MatchedBy
+	(*Operation)(nil),                      // 29: entitlement.v1.Operation
+	(*Entitlement)(nil),                    // 30: entitlement.v1.Entitlement
+	(*Conflict)(nil),                       // 31: entitlement.v1.Conflict
+	(*Rejection)(nil),                      // 32: entitlement.v1.Rejection
+	(*RetryableFailure)(nil),               // 33: entitlement.v1.RetryableFailure
+	(EntitlementState)(0),                  // 34: entitlement.v1.EntitlementState
+	(*BusinessKey)(nil),                    // 35: entitlement.v1.BusinessKey
+	(*Attempt)(nil),                        // 36: entitlement.v1.Attempt
+	(*Alias)(nil),                          // 37: entitlement.v1.Alias
+	(*Entry)(nil),                          // 38: entitlement.v1.Entry
+	(*DeliveryStory)(nil),                  // 39: entitlement.v1.DeliveryStory
+	(*Notification)(nil),                   // 40: entitlement.v1.Notification
+	(InvoiceState)(0),                      // 41: entitlement.v1.InvoiceState
+	(*timestamppb.Timestamp)(nil),          // 42: google.protobuf.Timestamp
 }
 var file_entitlement_v1_entitlement_service_proto_depIdxs = []int32{
 	24, // 0: entitlement.v1.GrantEntitlementRequest.grant:type_name -> entitlement.v1.Grant
 	25, // 1: entitlement.v1.GrantEntitlementRequest.invoice:type_name -> entitlement.v1.InvoiceEvidence
-	26, // 2: entitlement.v1.GrantEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	27, // 3: entitlement.v1.GrantEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	28, // 4: entitlement.v1.GrantEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	29, // 5: entitlement.v1.GrantEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	30, // 6: entitlement.v1.GrantEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	31, // 7: entitlement.v1.GrantEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	32, // 8: entitlement.v1.GrantEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	33, // 9: entitlement.v1.GrantEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	2,  // 10: entitlement.v1.BatchGrantEntitlementsRequest.requests:type_name -> entitlement.v1.GrantEntitlementRequest
-	3,  // 11: entitlement.v1.BatchGrantEntitlementsResponse.responses:type_name -> entitlement.v1.GrantEntitlementResponse
-	34, // 12: entitlement.v1.GetOperationRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	24, // 13: entitlement.v1.GetOperationRequest.grant:type_name -> entitlement.v1.Grant
-	0,  // 14: entitlement.v1.GetOperationRequest.view:type_name -> entitlement.v1.OperationView
-	26, // 15: entitlement.v1.GetOperationResponse.outcome:type_name -> entitlement.v1.Outcome
-	27, // 16: entitlement.v1.GetOperationResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	28, // 17: entitlement.v1.GetOperationResponse.operation:type_name -> entitlement.v1.Operation
-	29, // 18: entitlement.v1.GetOperationResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	30, // 19: entitlement.v1.GetOperationResponse.conflict:type_name -> entitlement.v1.Conflict
-	33, // 20: entitlement.v1.GetOperationResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	35, // 21: entitlement.v1.GetOperationResponse.attempts:type_name -> entitlement.v1.Attempt
-	36, // 22: entitlement.v1.GetOperationResponse.aliases:type_name -> entitlement.v1.Alias
-	37, // 23: entitlement.v1.GetOperationResponse.entries:type_name -> entitlement.v1.Entry
-	12, // 24: entitlement.v1.GetOperationResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
-	34, // 25: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	29, // 26: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	38, // 27: entitlement.v1.RecordInvoiceStateRequest.state:type_name -> entitlement.v1.InvoiceState
-	26, // 28: entitlement.v1.RecordInvoiceStateResponse.outcome:type_name -> entitlement.v1.Outcome
-	27, // 29: entitlement.v1.RecordInvoiceStateResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	28, // 30: entitlement.v1.RecordInvoiceStateResponse.operation:type_name -> entitlement.v1.Operation
-	12, // 31: entitlement.v1.RecordInvoiceStateResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
-	30, // 32: entitlement.v1.RecordInvoiceStateResponse.conflict:type_name -> entitlement.v1.Conflict
-	31, // 33: entitlement.v1.RecordInvoiceStateResponse.rejection:type_name -> entitlement.v1.Rejection
-	32, // 34: entitlement.v1.RecordInvoiceStateResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	38, // 35: entitlement.v1.RecordInvoiceStateResponse.current_state:type_name -> entitlement.v1.InvoiceState
-	38, // 36: entitlement.v1.RecordedInvoice.state:type_name -> entitlement.v1.InvoiceState
-	29, // 37: entitlement.v1.RecordedInvoice.reversed:type_name -> entitlement.v1.Entitlement
-	34, // 38: entitlement.v1.ReverseEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	26, // 39: entitlement.v1.ReverseEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	27, // 40: entitlement.v1.ReverseEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	28, // 41: entitlement.v1.ReverseEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	29, // 42: entitlement.v1.ReverseEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	30, // 43: entitlement.v1.ReverseEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	31, // 44: entitlement.v1.ReverseEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	32, // 45: entitlement.v1.ReverseEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	33, // 46: entitlement.v1.ReverseEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	34, // 47: entitlement.v1.ReinstateEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	26, // 48: entitlement.v1.ReinstateEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	27, // 49: entitlement.v1.ReinstateEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	28, // 50: entitlement.v1.ReinstateEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	29, // 51: entitlement.v1.ReinstateEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	30, // 52: entitlement.v1.ReinstateEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	31, // 53: entitlement.v1.ReinstateEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	32, // 54: entitlement.v1.ReinstateEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	33, // 55: entitlement.v1.ReinstateEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	33, // 56: entitlement.v1.ListEntitlementsRequest.state:type_name -> entitlement.v1.EntitlementState
-	29, // 57: entitlement.v1.ListEntitlementsResponse.entitlements:type_name -> entitlement.v1.Entitlement
-	39, // 58: entitlement.v1.CheckEntitlementRequest.at:type_name -> google.protobuf.Timestamp
-	29, // 59: entitlement.v1.CheckEntitlementResponse.entitlements:type_name -> entitlement.v1.Entitlement
-	1,  // 60: entitlement.v1.CheckEntitlementResponse.absence_reason:type_name -> entitlement.v1.AbsenceReason
-	39, // 61: entitlement.v1.CheckEntitlementResponse.at:type_name -> google.protobuf.Timestamp
-	23, // 62: entitlement.v1.ListOperationsResponse.operations:type_name -> entitlement.v1.ListedOperation
-	28, // 63: entitlement.v1.ListedOperation.operation:type_name -> entitlement.v1.Operation
-	35, // 64: entitlement.v1.ListedOperation.last_attempt:type_name -> entitlement.v1.Attempt
-	2,  // 65: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
-	4,  // 66: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
-	10, // 67: entitlement.v1.EntitlementService.RecordInvoiceState:input_type -> entitlement.v1.RecordInvoiceStateRequest
-	13, // 68: entitlement.v1.EntitlementService.ReverseEntitlement:input_type -> entitlement.v1.ReverseEntitlementRequest
-	15, // 69: entitlement.v1.EntitlementService.ReinstateEntitlement:input_type -> entitlement.v1.ReinstateEntitlementRequest
-	6,  // 70: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
-	8,  // 71: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
-	17, // 72: entitlement.v1.EntitlementService.ListEntitlements:input_type -> entitlement.v1.ListEntitlementsRequest
-	19, // 73: entitlement.v1.EntitlementService.CheckEntitlement:input_type -> entitlement.v1.CheckEntitlementRequest
-	21, // 74: entitlement.v1.EntitlementService.ListOperations:input_type -> entitlement.v1.ListOperationsRequest
-	3,  // 75: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
-	5,  // 76: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
-	11, // 77: entitlement.v1.EntitlementService.RecordInvoiceState:output_type -> entitlement.v1.RecordInvoiceStateResponse
-	14, // 78: entitlement.v1.EntitlementService.ReverseEntitlement:output_type -> entitlement.v1.ReverseEntitlementResponse
-	16, // 79: entitlement.v1.EntitlementService.ReinstateEntitlement:output_type -> entitlement.v1.ReinstateEntitlementResponse
-	7,  // 80: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
-	9,  // 81: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
-	18, // 82: entitlement.v1.EntitlementService.ListEntitlements:output_type -> entitlement.v1.ListEntitlementsResponse
-	20, // 83: entitlement.v1.EntitlementService.CheckEntitlement:output_type -> entitlement.v1.CheckEntitlementResponse
-	22, // 84: entitlement.v1.EntitlementService.ListOperations:output_type -> entitlement.v1.ListOperationsResponse
-	75, // [75:85] is the sub-list for method output_type
-	65, // [65:75] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	26, // 2: entitlement.v1.GrantEntitlementRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 3: entitlement.v1.GrantEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 4: entitlement.v1.GrantEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 5: entitlement.v1.GrantEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 6: entitlement.v1.GrantEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 7: entitlement.v1.GrantEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 8: entitlement.v1.GrantEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 9: entitlement.v1.GrantEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	34, // 10: entitlement.v1.GrantEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	2,  // 11: entitlement.v1.BatchGrantEntitlementsRequest.requests:type_name -> entitlement.v1.GrantEntitlementRequest
+	3,  // 12: entitlement.v1.BatchGrantEntitlementsResponse.responses:type_name -> entitlement.v1.GrantEntitlementResponse
+	35, // 13: entitlement.v1.GetOperationRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	24, // 14: entitlement.v1.GetOperationRequest.grant:type_name -> entitlement.v1.Grant
+	0,  // 15: entitlement.v1.GetOperationRequest.view:type_name -> entitlement.v1.OperationView
+	27, // 16: entitlement.v1.GetOperationResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 17: entitlement.v1.GetOperationResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 18: entitlement.v1.GetOperationResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 19: entitlement.v1.GetOperationResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 20: entitlement.v1.GetOperationResponse.conflict:type_name -> entitlement.v1.Conflict
+	34, // 21: entitlement.v1.GetOperationResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	36, // 22: entitlement.v1.GetOperationResponse.attempts:type_name -> entitlement.v1.Attempt
+	37, // 23: entitlement.v1.GetOperationResponse.aliases:type_name -> entitlement.v1.Alias
+	38, // 24: entitlement.v1.GetOperationResponse.entries:type_name -> entitlement.v1.Entry
+	12, // 25: entitlement.v1.GetOperationResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
+	39, // 26: entitlement.v1.GetOperationResponse.deliveries:type_name -> entitlement.v1.DeliveryStory
+	40, // 27: entitlement.v1.GetOperationResponse.notifications:type_name -> entitlement.v1.Notification
+	35, // 28: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	30, // 29: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	41, // 30: entitlement.v1.RecordInvoiceStateRequest.state:type_name -> entitlement.v1.InvoiceState
+	26, // 31: entitlement.v1.RecordInvoiceStateRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 32: entitlement.v1.RecordInvoiceStateResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 33: entitlement.v1.RecordInvoiceStateResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 34: entitlement.v1.RecordInvoiceStateResponse.operation:type_name -> entitlement.v1.Operation
+	12, // 35: entitlement.v1.RecordInvoiceStateResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
+	31, // 36: entitlement.v1.RecordInvoiceStateResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 37: entitlement.v1.RecordInvoiceStateResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 38: entitlement.v1.RecordInvoiceStateResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	41, // 39: entitlement.v1.RecordInvoiceStateResponse.current_state:type_name -> entitlement.v1.InvoiceState
+	41, // 40: entitlement.v1.RecordedInvoice.state:type_name -> entitlement.v1.InvoiceState
+	30, // 41: entitlement.v1.RecordedInvoice.reversed:type_name -> entitlement.v1.Entitlement
+	35, // 42: entitlement.v1.ReverseEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 43: entitlement.v1.ReverseEntitlementRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 44: entitlement.v1.ReverseEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 45: entitlement.v1.ReverseEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 46: entitlement.v1.ReverseEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 47: entitlement.v1.ReverseEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 48: entitlement.v1.ReverseEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 49: entitlement.v1.ReverseEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 50: entitlement.v1.ReverseEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	34, // 51: entitlement.v1.ReverseEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	35, // 52: entitlement.v1.ReinstateEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 53: entitlement.v1.ReinstateEntitlementRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 54: entitlement.v1.ReinstateEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 55: entitlement.v1.ReinstateEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 56: entitlement.v1.ReinstateEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 57: entitlement.v1.ReinstateEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 58: entitlement.v1.ReinstateEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 59: entitlement.v1.ReinstateEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 60: entitlement.v1.ReinstateEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	34, // 61: entitlement.v1.ReinstateEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	34, // 62: entitlement.v1.ListEntitlementsRequest.state:type_name -> entitlement.v1.EntitlementState
+	30, // 63: entitlement.v1.ListEntitlementsResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	42, // 64: entitlement.v1.CheckEntitlementRequest.at:type_name -> google.protobuf.Timestamp
+	30, // 65: entitlement.v1.CheckEntitlementResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	1,  // 66: entitlement.v1.CheckEntitlementResponse.absence_reason:type_name -> entitlement.v1.AbsenceReason
+	42, // 67: entitlement.v1.CheckEntitlementResponse.at:type_name -> google.protobuf.Timestamp
+	23, // 68: entitlement.v1.ListOperationsResponse.operations:type_name -> entitlement.v1.ListedOperation
+	29, // 69: entitlement.v1.ListedOperation.operation:type_name -> entitlement.v1.Operation
+	36, // 70: entitlement.v1.ListedOperation.last_attempt:type_name -> entitlement.v1.Attempt
+	2,  // 71: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
+	4,  // 72: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
+	10, // 73: entitlement.v1.EntitlementService.RecordInvoiceState:input_type -> entitlement.v1.RecordInvoiceStateRequest
+	13, // 74: entitlement.v1.EntitlementService.ReverseEntitlement:input_type -> entitlement.v1.ReverseEntitlementRequest
+	15, // 75: entitlement.v1.EntitlementService.ReinstateEntitlement:input_type -> entitlement.v1.ReinstateEntitlementRequest
+	6,  // 76: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
+	8,  // 77: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
+	17, // 78: entitlement.v1.EntitlementService.ListEntitlements:input_type -> entitlement.v1.ListEntitlementsRequest
+	19, // 79: entitlement.v1.EntitlementService.CheckEntitlement:input_type -> entitlement.v1.CheckEntitlementRequest
+	21, // 80: entitlement.v1.EntitlementService.ListOperations:input_type -> entitlement.v1.ListOperationsRequest
+	3,  // 81: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
+	5,  // 82: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
+	11, // 83: entitlement.v1.EntitlementService.RecordInvoiceState:output_type -> entitlement.v1.RecordInvoiceStateResponse
+	14, // 84: entitlement.v1.EntitlementService.ReverseEntitlement:output_type -> entitlement.v1.ReverseEntitlementResponse
+	16, // 85: entitlement.v1.EntitlementService.ReinstateEntitlement:output_type -> entitlement.v1.ReinstateEntitlementResponse
+	7,  // 86: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
+	9,  // 87: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
+	18, // 88: entitlement.v1.EntitlementService.ListEntitlements:output_type -> entitlement.v1.ListEntitlementsResponse
+	20, // 89: entitlement.v1.EntitlementService.CheckEntitlement:output_type -> entitlement.v1.CheckEntitlementResponse
+	22, // 90: entitlement.v1.EntitlementService.ListOperations:output_type -> entitlement.v1.ListOperationsResponse
+	81, // [81:91] is the sub-list for method output_type
+	71, // [71:81] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_entitlement_v1_entitlement_service_proto_init() }
@@ -2724,6 +2800,7 @@ func file_entitlement_v1_entitlement_service_proto_init() {
 		return
 	}
 	file_entitlement_v1_attempt_proto_init()
+	file_entitlement_v1_delivery_proto_init()
 	file_entitlement_v1_entitlement_proto_init()
 	file_entitlement_v1_operation_proto_init()
 	file_entitlement_v1_outcome_proto_init()

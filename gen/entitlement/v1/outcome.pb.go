@@ -177,31 +177,52 @@ const (
 	RejectionReason_REJECTION_REASON_NOT_REPEATABLE RejectionReason = 7
 	// Batch items only: the item is malformed, and `violations` says how. A single call answers INVALID_ARGUMENT instead.
 	RejectionReason_REJECTION_REASON_INVALID_REQUEST RejectionReason = 8
+	// OperatorService: the delivery was delivered, which is final. Never succeeds.
+	RejectionReason_REJECTION_REASON_DELIVERY_DELIVERED RejectionReason = 9
+	// OperatorService: an operator gave the delivery up, which is final. Never succeeds.
+	RejectionReason_REJECTION_REASON_DELIVERY_DISCARDED RejectionReason = 10
+	// OperatorService: there is such an entry, but no delivery of it to this destination: it was settled and removed after its
+	// retention, or the entry was never bound for there. Never succeeds.
+	RejectionReason_REJECTION_REASON_DELIVERY_REMOVED RejectionReason = 11
+	// OperatorService: the delivery's state does not allow this action; the message names the state. Succeeds once it does.
+	RejectionReason_REJECTION_REASON_DELIVERY_STATE RejectionReason = 12
+	// OperatorService: the delivery has had further attempts since the operator looked. Look again.
+	RejectionReason_REJECTION_REASON_DELIVERY_MOVED_ON RejectionReason = 13
 )
 
 // Enum value maps for RejectionReason.
 var (
 	RejectionReason_name = map[int32]string{
-		0: "REJECTION_REASON_UNSPECIFIED",
-		1: "REJECTION_REASON_INVOICE_NOT_PAID",
-		2: "REJECTION_REASON_INVOICE_REVERSED",
-		3: "REJECTION_REASON_STALE_VERSION",
-		4: "REJECTION_REASON_NOT_GRANTED",
-		5: "REJECTION_REASON_UNKNOWN_TYPE",
-		6: "REJECTION_REASON_UNKNOWN_SCOPE_KEY",
-		7: "REJECTION_REASON_NOT_REPEATABLE",
-		8: "REJECTION_REASON_INVALID_REQUEST",
+		0:  "REJECTION_REASON_UNSPECIFIED",
+		1:  "REJECTION_REASON_INVOICE_NOT_PAID",
+		2:  "REJECTION_REASON_INVOICE_REVERSED",
+		3:  "REJECTION_REASON_STALE_VERSION",
+		4:  "REJECTION_REASON_NOT_GRANTED",
+		5:  "REJECTION_REASON_UNKNOWN_TYPE",
+		6:  "REJECTION_REASON_UNKNOWN_SCOPE_KEY",
+		7:  "REJECTION_REASON_NOT_REPEATABLE",
+		8:  "REJECTION_REASON_INVALID_REQUEST",
+		9:  "REJECTION_REASON_DELIVERY_DELIVERED",
+		10: "REJECTION_REASON_DELIVERY_DISCARDED",
+		11: "REJECTION_REASON_DELIVERY_REMOVED",
+		12: "REJECTION_REASON_DELIVERY_STATE",
+		13: "REJECTION_REASON_DELIVERY_MOVED_ON",
 	}
 	RejectionReason_value = map[string]int32{
-		"REJECTION_REASON_UNSPECIFIED":       0,
-		"REJECTION_REASON_INVOICE_NOT_PAID":  1,
-		"REJECTION_REASON_INVOICE_REVERSED":  2,
-		"REJECTION_REASON_STALE_VERSION":     3,
-		"REJECTION_REASON_NOT_GRANTED":       4,
-		"REJECTION_REASON_UNKNOWN_TYPE":      5,
-		"REJECTION_REASON_UNKNOWN_SCOPE_KEY": 6,
-		"REJECTION_REASON_NOT_REPEATABLE":    7,
-		"REJECTION_REASON_INVALID_REQUEST":   8,
+		"REJECTION_REASON_UNSPECIFIED":        0,
+		"REJECTION_REASON_INVOICE_NOT_PAID":   1,
+		"REJECTION_REASON_INVOICE_REVERSED":   2,
+		"REJECTION_REASON_STALE_VERSION":      3,
+		"REJECTION_REASON_NOT_GRANTED":        4,
+		"REJECTION_REASON_UNKNOWN_TYPE":       5,
+		"REJECTION_REASON_UNKNOWN_SCOPE_KEY":  6,
+		"REJECTION_REASON_NOT_REPEATABLE":     7,
+		"REJECTION_REASON_INVALID_REQUEST":    8,
+		"REJECTION_REASON_DELIVERY_DELIVERED": 9,
+		"REJECTION_REASON_DELIVERY_DISCARDED": 10,
+		"REJECTION_REASON_DELIVERY_REMOVED":   11,
+		"REJECTION_REASON_DELIVERY_STATE":     12,
+		"REJECTION_REASON_DELIVERY_MOVED_ON":  13,
 	}
 )
 
@@ -641,7 +662,7 @@ const file_entitlement_v1_outcome_proto_rawDesc = "" +
 	"\tMatchedBy\x12\x1a\n" +
 	"\x16MATCHED_BY_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aMATCHED_BY_IDEMPOTENCY_KEY\x10\x01\x12\x1b\n" +
-	"\x17MATCHED_BY_BUSINESS_KEY\x10\x02*\xdd\x02\n" +
+	"\x17MATCHED_BY_BUSINESS_KEY\x10\x02*\xa3\x04\n" +
 	"\x0fRejectionReason\x12 \n" +
 	"\x1cREJECTION_REASON_UNSPECIFIED\x10\x00\x12%\n" +
 	"!REJECTION_REASON_INVOICE_NOT_PAID\x10\x01\x12%\n" +
@@ -651,7 +672,13 @@ const file_entitlement_v1_outcome_proto_rawDesc = "" +
 	"\x1dREJECTION_REASON_UNKNOWN_TYPE\x10\x05\x12&\n" +
 	"\"REJECTION_REASON_UNKNOWN_SCOPE_KEY\x10\x06\x12#\n" +
 	"\x1fREJECTION_REASON_NOT_REPEATABLE\x10\a\x12$\n" +
-	" REJECTION_REASON_INVALID_REQUEST\x10\b*h\n" +
+	" REJECTION_REASON_INVALID_REQUEST\x10\b\x12'\n" +
+	"#REJECTION_REASON_DELIVERY_DELIVERED\x10\t\x12'\n" +
+	"#REJECTION_REASON_DELIVERY_DISCARDED\x10\n" +
+	"\x12%\n" +
+	"!REJECTION_REASON_DELIVERY_REMOVED\x10\v\x12#\n" +
+	"\x1fREJECTION_REASON_DELIVERY_STATE\x10\f\x12&\n" +
+	"\"REJECTION_REASON_DELIVERY_MOVED_ON\x10\r*h\n" +
 	"\vRetryAdvice\x12\x1c\n" +
 	"\x18RETRY_ADVICE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12RETRY_ADVICE_NEVER\x10\x01\x12#\n" +

@@ -1,0 +1,69 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// nextDueSQL is one probe of the index of the due.
+const nextDueSQL = `
+SELECT EXTRACT(EPOCH FROM due_at - clock_timestamp())::float8 FROM deliveries
+ WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity' ORDER BY due_at LIMIT 1`
+
+// NextDue says when Claim may find something next at the destination, and false when nothing waits there. The time is that of the
+// caller's clock, whatever the database's says; it may lie in the past.
+func (s *Store) NextDue(ctx context.Context, destination string) (time.Time, bool, error) {
+	rows, err := s.outbox.Query(ctx, nextDueSQL, destination)
+	if err != nil {
+		return time.Time{}, false, readFailure(err)
+	}
+	waits, err := pgx.CollectRows(rows, pgx.RowTo[float64])
+	if err != nil {
+		return time.Time{}, false, readFailure(err)
+	}
+	if len(waits) == 0 {
+		return time.Time{}, false, nil
+	}
+	return time.Now().Add(time.Duration(waits[0] * float64(time.Second))), true, nil
+}
+
+// Backlog is what a destination has before it.
+type Backlog struct {
+	// Waiting counts PENDING and SENDING deliveries, Unknown and Dead what waits for an operator.
+	Waiting, Unknown, Dead int64
+	// OldestDue is for how long the oldest delivery has been due, 0 when none is.
+	OldestDue time.Duration
+}
+
+// backlogSQL counts in indexes that hold nothing else.
+const backlogSQL = `
+SELECT (SELECT count(*) FROM deliveries WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity'),
+       (SELECT count(*) FROM deliveries WHERE destination = $1 AND state IN (3, 5) AND state = 3),
+       (SELECT count(*) FROM deliveries WHERE destination = $1 AND state IN (3, 5) AND state = 5),
+       COALESCE((SELECT EXTRACT(EPOCH FROM clock_timestamp() - due_at) FROM deliveries
+                  WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity' ORDER BY due_at LIMIT 1), 0)::float8`
+
+// Backlog counts what waits at a destination, of all tenants. It costs some 10 ms for each 100,000 deliveries: meant for metrics.
+func (s *Store) Backlog(ctx context.Context, destination string) (Backlog, error) {
+	var b Backlog
+	var due float64
+	if err := s.outbox.QueryRow(ctx, backlogSQL, destination).Scan(&b.Waiting, &b.Unknown, &b.Dead, &due); err != nil {
+		return Backlog{}, readFailure(err)
+	}
+	b.OldestDue = max(0, time.Duration(due*float64(time.Second)))
+	return b, nil
+}
+
+// DeliveriesMade gets a value after this store has made deliveries or made some due again. It has one reader: each value is
+// taken once. Other replicas' deliveries are found by asking.
+func (s *Store) DeliveriesMade() <-chan struct{} { return s.made }
+
+// wake tells whoever delivers, if they are not told already.
+func (s *Store) wake() {
+	select {
+	case s.made <- struct{}{}:
+	default:
+	}
+}

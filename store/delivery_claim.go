@@ -1,0 +1,323 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+// Renderer makes the body of a delivery that has none yet. It runs inside a transaction, and does no I/O. Where it fails, the
+// delivery is DEAD with the error.
+type Renderer func(*Delivery) (body []byte, contentType string, err error)
+
+// heldDelay is when a delivery that an earlier one holds back is looked at again. It is made due at once when that one is settled, so
+// the delay only bounds how often all that is held is looked at.
+const heldDelay = time.Hour
+
+// dueSQL locks what is due at a destination, and what any other worker has not locked, oldest first. statement_timestamp is a constant
+// to the planner, so that it bounds the walk of the index. The conditions on the states and on infinity are those of the index.
+const dueSQL = `
+SELECT d.tenant_id, d.entitlement_id, d.entry_number, d.state,` + heldBySQL + `
+  FROM deliveries d
+ WHERE d.destination = $1 AND d.state IN (1, 2) AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
+ ORDER BY d.due_at LIMIT $2
+   FOR NO KEY UPDATE OF d SKIP LOCKED`
+
+// deliveriesByKeySQL reads deliveries of one destination.
+const deliveriesByKeySQL = `
+SELECT` + deliveryColumnsSQL + `
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS c (tenant_id, entitlement_id, entry_number, position)
+  JOIN deliveries d ON d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+        AND d.destination = $4` + deliveryJoins + `
+ ORDER BY c.position`
+
+// leaseSQL begins calls, or ends those for which there is no body. A body that is there stays.
+const leaseSQL = `
+UPDATE deliveries d
+   SET state = c.state, attempts = d.attempts + 1, lease_token = c.token, due_at = clock_timestamp() + make_interval(secs => $8),
+       body = COALESCE(d.body, CASE c.state WHEN 2 THEN c.body END),
+       content_type = CASE WHEN d.body IS NULL THEN c.content_type ELSE d.content_type END,
+       last_error = COALESCE(NULLIF(c.error, ''), d.last_error)
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::uuid[], $5::bytea[], $6::text[], $9::smallint[], $10::text[])
+       AS c (tenant_id, entitlement_id, entry_number, token, body, content_type, state, error)
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number AND d.destination = $7
+RETURNING d.delivery_id, d.due_at`
+
+// beginAttemptsSQL records calls before they are made.
+const beginAttemptsSQL = `
+INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at, ended_at, outcome, error)
+SELECT tenant_id, delivery_id, attempt_number, $4, clock_timestamp(), CASE WHEN outcome <> 0 THEN clock_timestamp() END, outcome, error
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $5::smallint[], $6::text[])
+       AS c (tenant_id, delivery_id, attempt_number, outcome, error)`
+
+// holdSQL puts deliveries off that earlier ones hold back. It locks those: whoever settles one of them waits for this transaction, and
+// then makes due what it put off. One that is locked is about to be settled, and its successor stays due.
+const holdSQL = `
+WITH holding AS (
+    SELECT c.tenant_id, c.entitlement_id, c.entry_number
+      FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::bigint[]) AS c (tenant_id, entitlement_id, entry_number, held_by)
+      JOIN deliveries p ON p.tenant_id = c.tenant_id AND p.entitlement_id = c.entitlement_id AND p.entry_number = c.held_by
+            AND p.destination = $5 AND p.state IN (1, 2, 3, 5)
+       FOR NO KEY UPDATE OF p SKIP LOCKED)
+UPDATE deliveries d
+   SET due_at = statement_timestamp() + make_interval(secs => $6)
+  FROM holding c
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number AND d.destination = $5
+   AND d.state = 1`
+
+// doubtSQL gives up calls whose lease ran out. The token stays: a late result of that very call still counts.
+const doubtSQL = `
+WITH doubted AS (
+    UPDATE deliveries d
+       SET state = 3, due_at = clock_timestamp(), last_error = $5
+      FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
+     WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+       AND d.destination = c.destination AND d.state = 2
+    RETURNING d.tenant_id, d.delivery_id, d.attempts)
+UPDATE delivery_attempts a
+   SET ended_at = clock_timestamp(), outcome = 4, error = $5
+  FROM doubted d
+ WHERE a.tenant_id = d.tenant_id AND a.delivery_id = d.delivery_id AND a.attempt_number = d.attempts`
+
+const leaseRanOut = "the lease ran out before a result was recorded"
+
+// spareSQL settles deliveries whose recipient was told already.
+const spareSQL = `
+UPDATE deliveries d
+   SET state = 4, settled_at = clock_timestamp()
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+   AND d.destination = c.destination AND d.state IN (1, 2)`
+
+// Claim leases up to limit due deliveries of a configured destination, each with a lease of its own in database time, and records an
+// attempt for each. It has render make the body of those that have none, and stores it in the same transaction: identical bytes
+// for ever.
+//
+// In order per entitlement: only the lowest entry that is not settled is ever returned; PENDING, SENDING, UNKNOWN and DEAD hold
+// their successors, DELIVERED and DISCARDED do not. A SENDING delivery whose lease ran out is returned again, with the same key, where
+// the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due.
+func (s *Store) Claim(ctx context.Context, destination, worker string, lease time.Duration, limit int, render Renderer) ([]*Delivery, error) {
+	to := s.destination(destination)
+	if to == nil {
+		return nil, fmt.Errorf("claim: destination %q is not configured", destination)
+	}
+	var leased []*Delivery
+	err := s.inTransaction(ctx, func(tx pgx.Tx) error {
+		c := claimed{destination: to}
+		rows, err := tx.Query(ctx, dueSQL, destination, limit)
+		if err != nil {
+			return err
+		}
+		if err := c.scanDue(rows); err != nil {
+			return err
+		}
+		if err := c.read(ctx, tx, render); err != nil {
+			return err
+		}
+		leased, err = c.write(ctx, tx, worker, lease)
+		return err
+	})
+	if err != nil {
+		return nil, readFailure(err)
+	}
+	return leased, nil
+}
+
+// claimed sorts what is due at a destination by what is done with it.
+type claimed struct {
+	destination *Destination
+	// look are those that nothing is known to hold back.
+	look deliveryKeys
+	held deliveryKeys
+	by   []int64
+
+	doubted, spared deliveryKeys
+	leased          []*Delivery
+	failed          []*Delivery
+}
+
+func (c *claimed) scanDue(rows pgx.Rows) error {
+	var tenant string
+	var id pgtype.UUID
+	var number, heldBy int64
+	var state int16
+	_, err := pgx.ForEachRow(rows, []any{&tenant, &id, &number, &state, &heldBy}, func() error {
+		if stepFor(entitlementv1.DeliveryState(state), heldBy, c.destination.Deduplicates, false) == hold {
+			c.held.add(tenant, id.Bytes, number)
+			c.by = append(c.by, heldBy)
+		} else {
+			c.look.add(tenant, id.Bytes, number)
+		}
+		return nil
+	})
+	return err
+}
+
+// read completes what may be sent, and has its body made.
+func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
+	if len(c.look.tenant) == 0 {
+		return nil
+	}
+	rows, err := tx.Query(ctx, deliveriesByKeySQL, c.look.tenant, c.look.entitlement, c.look.number, c.destination.Name)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var r deliveryRow
+		if err := rows.Scan(r.destinations()...); err != nil {
+			return err
+		}
+		d := r.delivery()
+		switch stepFor(d.State, 0, c.destination.Deduplicates, r.sentAt != nil) {
+		case spare:
+			c.spared.addDelivery(d)
+		case doubt:
+			c.doubted.addDelivery(d)
+		default:
+			c.prepare(d, render)
+		}
+	}
+	return rows.Err()
+}
+
+func (c *claimed) prepare(d *Delivery, render Renderer) {
+	d.Attempts++
+	d.LeaseToken, d.State = uuid.New(), sendingState
+	if d.Body == nil {
+		body, contentType, err := render(d)
+		if err != nil {
+			d.State, d.LastError = deadState, clipped("render: "+err.Error())
+			c.failed = append(c.failed, d)
+			return
+		}
+		d.Body, d.ContentType = append(make([]byte, 0, len(body)), body...), contentType
+	}
+	c.leased = append(c.leased, d)
+}
+
+// write sends everything that the claim changes in one flight.
+func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease time.Duration) ([]*Delivery, error) {
+	var b pgx.Batch
+	began := append(c.leased[:len(c.leased):len(c.leased)], c.failed...)
+	if len(began) > 0 {
+		c.queueLease(&b, began, worker, lease)
+	}
+	if len(c.doubted.tenant) > 0 {
+		b.Queue(doubtSQL, c.doubted.tenant, c.doubted.entitlement, c.doubted.number, destinationsOf(c.destination.Name, len(c.doubted.tenant)), leaseRanOut)
+	}
+	if len(c.spared.tenant) > 0 {
+		to := destinationsOf(c.destination.Name, len(c.spared.tenant))
+		b.Queue(spareSQL, c.spared.tenant, c.spared.entitlement, c.spared.number, to)
+		b.Queue(releaseSQL, c.spared.tenant, c.spared.entitlement, c.spared.number, to)
+	}
+	if len(c.held.tenant) > 0 {
+		b.Queue(holdSQL, c.held.tenant, c.held.entitlement, c.held.number, c.by, c.destination.Name, heldDelay.Seconds())
+	}
+	if b.Len() == 0 {
+		return nil, nil
+	}
+	return c.leased, tx.SendBatch(ctx, &b).Close()
+}
+
+func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lease time.Duration) {
+	var k deliveryKeys
+	var tokens, ids [][16]byte
+	var bodies [][]byte
+	var types, errs []string
+	var states, outcomes []int16
+	var numbers []int64
+	place := make(map[uuid.UUID]*Delivery, len(began))
+	for _, d := range began {
+		k.addDelivery(d)
+		tokens, ids = append(tokens, d.LeaseToken), append(ids, d.ID)
+		bodies, types = append(bodies, d.Body), append(types, d.ContentType)
+		states, numbers = append(states, int16(d.State)), append(numbers, d.Attempts)
+		outcome, text := entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNSPECIFIED, ""
+		if d.State == deadState {
+			outcome, text = resultStates[Dead].recorded, d.LastError
+		}
+		outcomes, errs = append(outcomes, int16(outcome)), append(errs, text)
+		place[d.ID] = d
+	}
+	b.Queue(leaseSQL, k.tenant, k.entitlement, k.number, tokens, bodies, types, c.destination.Name, lease.Seconds(), states, errs).
+		Query(func(rows pgx.Rows) error {
+			var id pgtype.UUID
+			var until time.Time
+			_, err := pgx.ForEachRow(rows, []any{&id, &until}, func() error {
+				d := place[id.Bytes]
+				d.NextAttemptAt = until
+				d.LeaseUntil = &d.NextAttemptAt
+				return nil
+			})
+			return err
+		})
+	b.Queue(beginAttemptsSQL, k.tenant, ids, numbers, worker, outcomes, errs)
+}
+
+// takeUnknownSQL hands UNKNOWN deliveries out to one asker at a time.
+const takeUnknownSQL = `
+UPDATE deliveries d
+   SET due_at = statement_timestamp() + make_interval(secs => $3)
+  FROM (SELECT tenant_id, entitlement_id, entry_number, destination FROM deliveries
+         WHERE destination = $1 AND state IN (3, 5) AND state = 3 AND due_at <= statement_timestamp()
+         ORDER BY due_at LIMIT $2
+           FOR NO KEY UPDATE SKIP LOCKED) AS c
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+   AND d.destination = c.destination AND d.state = 3
+RETURNING d.tenant_id, d.entitlement_id, d.entry_number`
+
+// TakeUnknown returns up to limit UNKNOWN deliveries of a destination, for whoever can look up whether they arrived and then calls
+// Resolve, with Attempts as ObservedAttempts. None of them is handed out again for the given time, by any replica.
+func (s *Store) TakeUnknown(ctx context.Context, destination string, again time.Duration, limit int) ([]*Delivery, error) {
+	var all []*Delivery
+	err := s.inTransaction(ctx, func(tx pgx.Tx) error {
+		var k deliveryKeys
+		rows, err := tx.Query(ctx, takeUnknownSQL, destination, limit, again.Seconds())
+		if err != nil {
+			return err
+		}
+		var tenant string
+		var id pgtype.UUID
+		var number int64
+		if _, err := pgx.ForEachRow(rows, []any{&tenant, &id, &number}, func() error {
+			k.add(tenant, id.Bytes, number)
+			return nil
+		}); err != nil || len(k.tenant) == 0 {
+			return err
+		}
+		if rows, err = tx.Query(ctx, deliveriesByKeySQL, k.tenant, k.entitlement, k.number, destination); err != nil {
+			return err
+		}
+		all, err = scanDeliveries(rows)
+		return err
+	})
+	if err != nil {
+		return nil, readFailure(err)
+	}
+	return all, nil
+}
+
+// inTransaction runs f in a transaction of the outbox's own sessions, again when a deadlock or a race was lost.
+func (s *Store) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
+	for try := 1; ; try++ {
+		err := pgx.BeginTxFunc(ctx, s.outbox, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		if err == nil {
+			return nil
+		}
+		what, reason := interpretError(err)
+		if reason == ReasonReadOnly {
+			// These sessions have lost their primary. Later ones go and look for it.
+			s.outbox.Reset()
+		}
+		if what != runAgain || try == maxTries {
+			return err
+		}
+	}
+}

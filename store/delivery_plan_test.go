@@ -1,0 +1,78 @@
+package store
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/grantd/grantd/internal/pgdev/pgtest"
+)
+
+// A destination has been down for hours, and 100,000 deliveries wait for it: due, put off and behind others. What a claim reads, there and
+// at every other destination, must be what it returns.
+func TestPlans_ClaimReadsWhatItReturns(t *testing.T) {
+	url := pgtest.New(t)
+	admin := planSession(t, url, false)
+	execAll(t, admin, `
+INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, created_at)
+SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1000 = 0 THEN 'up' ELSE 'down' END, gen_random_uuid(), 1 + n % 2,
+       now() + (n % 20000 - 10000) * interval '1 second', now() FROM generate_series(1, 100100) n`)
+	check := func(t *testing.T) {
+		service := planSession(t, url, true)
+		execAll(t, service, `PREPARE due AS `+dueSQL, `PREPARE next AS `+nextDueSQL)
+		for _, c := range []struct {
+			execute string
+			rows    int
+			blocks  int
+		}{
+			{`EXECUTE due ('down', 20)`, 20, 400},
+			{`EXECUTE due ('up', 20)`, 20, 400},
+			{`EXECUTE due ('none', 20)`, 0, 10},
+			{`EXECUTE next ('down')`, 1, 10},
+			{`EXECUTE next ('none')`, 0, 10},
+		} {
+			var text string
+			tx, err := service.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) `+c.execute, pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var plans []struct{ Plan readNode }
+			if err := json.Unmarshal([]byte(text), &plans); err != nil {
+				t.Fatal(err)
+			}
+			top := &plans[0].Plan
+			if top.Rows != c.rows || top.Hit+top.Read > c.blocks || top.removed() > 0 {
+				t.Errorf("%s: %d rows, %d blocks, %d rows read in vain\n%s", c.execute, top.Rows, top.Hit+top.Read, top.removed(), text)
+			}
+		}
+	}
+	t.Run("grown", check)
+	execAll(t, admin, `ANALYZE deliveries`)
+	t.Run("analyzed", check)
+}
+
+// readNode is what EXPLAIN ANALYZE says of one step.
+type readNode struct {
+	Node    string     `json:"Node Type"`
+	Rows    int        `json:"Actual Rows"`
+	Hit     int        `json:"Shared Hit Blocks"`
+	Read    int        `json:"Shared Read Blocks"`
+	Removed int        `json:"Rows Removed by Filter"`
+	Plans   []readNode `json:"Plans"`
+}
+
+// removed counts the rows that were read to be thrown away.
+func (n *readNode) removed() int {
+	all := n.Removed
+	for i := range n.Plans {
+		all += n.Plans[i].removed()
+	}
+	return all
+}
