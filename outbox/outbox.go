@@ -1,0 +1,151 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
+)
+
+const scopeName = "github.com/grantd/grantd/outbox"
+
+// Config is what an outbox is made from. The zero value of every field but Store stands for its default.
+type Config struct {
+	// Store must have been opened with Stored(Destinations).
+	Store        *store.Store
+	Destinations []Destination
+	// Worker names this replica in the attempts it records; the host's name and the process id by default.
+	Worker string
+	// Grace is how long attempts that are under way may go on after the outbox was told to stop; 10 s by default. Those that take
+	// longer are cut off, and their leases run out.
+	Grace time.Duration
+	// Getenv finds the variables that hold secrets; os.Getenv by default.
+	Getenv func(string) string
+	// Now is the clock of signatures and breakers; time.Now by default. What is due is for the database's clock to say.
+	Now func() time.Time
+
+	Log            *slog.Logger
+	TracerProvider trace.TracerProvider
+	MeterProvider  metric.MeterProvider
+}
+
+func (c Config) withDefaults() Config {
+	if c.Worker == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "grantd"
+		}
+		c.Worker = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	if c.Grace == 0 {
+		c.Grace = 10 * time.Second
+	}
+	if c.Getenv == nil {
+		c.Getenv = os.Getenv
+	}
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.TracerProvider == nil {
+		c.TracerProvider = tracenoop.NewTracerProvider()
+	}
+	if c.MeterProvider == nil {
+		c.MeterProvider = metricnoop.NewMeterProvider()
+	}
+	return c
+}
+
+// Outbox delivers to every destination of one replica.
+type Outbox struct {
+	config  Config
+	workers []*worker
+	byName  map[string]*worker
+}
+
+// New opens the way to every destination. It connects to none yet, but fails where a secret or a certificate cannot be read.
+func New(cfg Config) (*Outbox, error) {
+	cfg = cfg.withDefaults()
+	o := &Outbox{config: cfg, byName: make(map[string]*worker, len(cfg.Destinations))}
+	m, err := newMeters(cfg.MeterProvider)
+	if err != nil {
+		return nil, err
+	}
+	for i := range cfg.Destinations {
+		d := &cfg.Destinations[i]
+		s, err := d.section.open(d, surroundings{getenv: cfg.Getenv, now: cfg.Now})
+		if err != nil {
+			o.close()
+			return nil, fmt.Errorf("destination %s: %w", d.Name, err)
+		}
+		w := newWorker(&o.config, d, s, m)
+		o.workers = append(o.workers, w)
+		o.byName[d.Name] = w
+	}
+	if err := o.observe(cfg.MeterProvider); err != nil {
+		o.close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// BreakerState is what this replica makes of a destination as a whole; UNSPECIFIED where it does not deliver to it.
+func (o *Outbox) BreakerState(destination string) entitlementv1.BreakerState {
+	if w, ok := o.byName[destination]; ok {
+		return w.breaker.current()
+	}
+	return entitlementv1.BreakerState_BREAKER_STATE_UNSPECIFIED
+}
+
+// Run delivers until ctx ends. Then it takes up nothing more, lets attempts under way finish within the grace, and records what came
+// of them. An outbox is run once.
+func (o *Outbox) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	for _, w := range o.workers {
+		running.Go(func() { w.run(ctx) })
+		if a, ok := w.sender.(asker); ok && a.canAsk() {
+			running.Go(func() { w.reconcile(ctx, a) })
+		}
+	}
+	running.Go(func() { o.spread(ctx) })
+	running.Wait()
+	o.close()
+}
+
+func (o *Outbox) close() {
+	for _, w := range o.workers {
+		w.sender.close()
+	}
+}
+
+// spread wakes every worker when this process has made deliveries. Those of other replicas are found by polling.
+func (o *Outbox) spread(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-o.config.Store.DeliveriesMade():
+		}
+		for _, w := range o.workers {
+			select {
+			case w.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+var errPanic = errors.New("the attempt ended in a panic")

@@ -1,0 +1,59 @@
+package outbox
+
+import (
+	"context"
+	"time"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
+)
+
+const (
+	// askAgain is the pause before the same delivery is asked about again, and askPoll that between two looks for such deliveries.
+	askAgain = 30 * time.Second
+	askPoll  = 2 * time.Second
+
+	askActor      = "grantd"
+	reasonArrived = "the look-up says that it arrived"
+	reasonMissing = "the look-up says that it did not arrive"
+)
+
+// reconcile asks the destination about deliveries whose fate is unknown, and resolves those that it knows.
+func (w *worker) reconcile(ctx context.Context, a asker) {
+	ticker := time.NewTicker(askPoll)
+	defer ticker.Stop()
+	for {
+		unknown, err := w.config.Store.TakeUnknown(ctx, w.destination.Name, askAgain, w.destination.Concurrency)
+		if err != nil && ctx.Err() == nil {
+			w.log.Warn("deliveries of unknown fate cannot be looked up", "error", err)
+		}
+		for _, d := range unknown {
+			w.askAbout(ctx, a, d)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
+	ctx, cancel := context.WithTimeout(originContext(ctx, d), w.destination.Deadline)
+	defer cancel()
+	arrived, err := a.ask(ctx, d)
+	if err != nil {
+		w.log.Warn("a look-up gave no answer", "delivery_key", d.Key, "error", sanitise(err.Error()))
+		return
+	}
+	resolution, reason := entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN, reasonMissing
+	if arrived {
+		resolution, reason = entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_DELIVERED, reasonArrived
+	}
+	_, err = w.config.Store.Resolve(ctx, store.DeliveryOrder{
+		TenantID: d.TenantID, Delivery: store.DeliveryName{ID: d.ID}, ObservedAttempts: d.Attempts, Actor: askActor, Reason: reason,
+	}, resolution)
+	if err != nil {
+		w.log.Warn("what a look-up found cannot be recorded", "delivery_key", d.Key, "error", err)
+	}
+}
