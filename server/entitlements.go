@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"log/slog"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -32,7 +33,7 @@ func (s *EntitlementService) ListEntitlements(ctx context.Context, r *entitlemen
 	}
 	found, next, err := s.store.Entitlements(ctx, filter, pageIn(r))
 	if err != nil {
-		return nil, s.listStatus(ctx, err)
+		return nil, listStatus(ctx, err, s.log)
 	}
 	return &entitlementv1.ListEntitlementsResponse{Entitlements: entitlementsOut(found), NextPageToken: next}, nil
 }
@@ -62,11 +63,11 @@ func pageIn(r paged) store.Page {
 }
 
 // listStatus is statusOf for lists, whose page token only the store can judge.
-func (s *EntitlementService) listStatus(ctx context.Context, err error) error {
+func listStatus(ctx context.Context, err error, log *slog.Logger) error {
 	if errors.Is(err, store.ErrPageToken) {
 		var v violations
 		v.add("page_token", rulePageToken)
 		return invalid(v)
 	}
-	return statusOf(ctx, err, s.log)
+	return statusOf(ctx, err, log)
 }

@@ -45,6 +45,15 @@ const (
 	ruleOperationFilter  = "Required: event_id, invoice_id or entitlement_type."
 	rulePageSize         = "Must be 0 to 1000."
 	rulePageToken        = "Must be the next_page_token of the same list."
+
+	ruleRecipient     = "Required: an e-mail address of 3 to 254 bytes, with one @ between two parts, and no spaces or control characters."
+	ruleLocale        = "Required: 2 to 35 of the characters A-Z a-z 0-9 -"
+	ruleDestination   = "Must be a lower-case letter, then at most 62 of a-z 0-9 _ and -"
+	ruleDeliveryState = "Must be a known state, or unset."
+	ruleDeliveryName  = "Required: delivery_id, delivery_key or reference."
+	ruleDeliveryKey   = "Must be 64 lower-case hexadecimal digits."
+	ruleEntryNumber   = "Required: must be at least 1."
+	ruleResolution    = "Required: must be DELIVERED or SEND_AGAIN."
 )
 
 const (
@@ -60,6 +69,12 @@ const (
 	maxReasonBytes         = 500
 	maxActorBytes          = 200
 	maxPageSize            = 1000
+	minRecipientBytes      = 3
+	maxRecipientBytes      = 254
+	minLocaleBytes         = 2
+	maxLocaleBytes         = 35
+	maxDestinationBytes    = 63
+	deliveryKeyDigits      = 64
 )
 
 func isIdempotencyKey(s string) bool {
@@ -131,6 +146,56 @@ func isText(s string, maxBytes int) bool {
 // isStatement accepts what a person says in one line.
 func isStatement(s string, maxBytes int) bool {
 	return s != "" && isText(s, maxBytes) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// isRecipient accepts an address that a mail can be sent to, and looks at its form no closer than that: only its own server knows more.
+func isRecipient(s string) bool {
+	local, domain, found := strings.Cut(s, "@")
+	return len(s) >= minRecipientBytes && isText(s, maxRecipientBytes) &&
+		found && local != "" && domain != "" && strings.IndexByte(domain, '@') < 0 &&
+		!strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) })
+}
+
+func isLocale(s string) bool {
+	if len(s) < minLocaleBytes || len(s) > maxLocaleBytes {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func isDestination(s string) bool {
+	if len(s) < 1 || len(s) > maxDestinationBytes || s[0] < 'a' || s[0] > 'z' {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func isDeliveryKey(s string) bool {
+	if len(s) != deliveryKeyDigits {
+		return false
+	}
+	for i := range len(s) {
+		switch c := s[i]; {
+		case '0' <= c && c <= '9', 'a' <= c && c <= 'f':
+		default:
+			return false
+		}
+	}
+	return true
 }
 
 func isInvoiceState(s entitlementv1.InvoiceState) bool {

@@ -77,6 +77,7 @@ func grantCommand(ctx context.Context, r *entitlementv1.GrantEntitlementRequest)
 		Kind:     entitlementv1.OperationKind_OPERATION_KIND_GRANT,
 		TenantID: r.GetGrant().GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), Grant: grantIn(r.GetGrant()),
 		Invoice: store.InvoiceVersion{State: r.GetInvoice().GetState(), Version: r.GetInvoice().GetVersion()},
+		Notify:  notifyIn(r.GetNotify()),
 		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()),
 	}
 }

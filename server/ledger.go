@@ -19,6 +19,7 @@ func (s *EntitlementService) RecordInvoiceState(ctx context.Context, r *entitlem
 		Kind:     entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE,
 		TenantID: r.GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), InvoiceID: r.GetInvoiceId(),
 		Invoice: store.InvoiceVersion{State: r.GetState(), Version: r.GetVersion()},
+		Notify:  notifyIn(r.GetNotify()),
 		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()),
 	}, func(f *store.Failure) proto.Message {
 		return &entitlementv1.RecordInvoiceStateResponse{
@@ -108,6 +109,7 @@ func turnCommand(ctx context.Context, kind entitlementv1.OperationKind, r turnRe
 	return &store.Command{
 		Kind: kind, TenantID: r.GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(),
 		Target: targetIn(r.GetEntitlementId(), r.GetBusinessKey()), Reason: r.GetReason(), Actor: r.GetActor(),
+		Notify: notifyIn(r.GetNotify()),
 		Origin: originOf(ctx, r.GetEventId(), r.GetSource()),
 	}
 }

@@ -51,6 +51,12 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 	for i := range found.Entries {
 		out.Entries = append(out.Entries, entryOut(&found.Entries[i]))
 	}
+	for i := range found.Deliveries {
+		out.Deliveries = append(out.Deliveries, deliveryStoryOut(&found.Deliveries[i]))
+	}
+	for i := range found.Notifications {
+		out.Notifications = append(out.Notifications, notificationOut(&found.Notifications[i]))
+	}
 	return out, nil
 }
 
@@ -64,7 +70,7 @@ func (s *EntitlementService) ListOperations(ctx context.Context, r *entitlementv
 	}
 	found, next, err := s.store.Operations(ctx, filter, pageIn(r))
 	if err != nil {
-		return nil, s.listStatus(ctx, err)
+		return nil, listStatus(ctx, err, s.log)
 	}
 	out := &entitlementv1.ListOperationsResponse{NextPageToken: next}
 	for i := range found {

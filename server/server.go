@@ -24,7 +24,9 @@ type Config struct {
 	// TLS is nil for plaintext.
 	TLS    *tls.Config
 	Limits Limits
-	Stop   Stop
+	// Breakers is nil where this process delivers nothing.
+	Breakers Breakers
+	Stop     Stop
 }
 
 // readinessInterval is how often the health service asks whether a writable primary answers.
@@ -38,7 +40,7 @@ type Server struct {
 	health    *Health
 }
 
-// New makes a server with the entitlement service, reflection and health.
+// New makes a server with both services of the contract, reflection and health.
 func New(cfg Config) *Server {
 	s := &Server{config: cfg, transport: NewTransport(cfg.Log)}
 	options := s.transport.ServerOptions(cfg.TLS, cfg.Limits)
@@ -47,6 +49,7 @@ func New(cfg Config) *Server {
 	}
 	s.grpc = grpc.NewServer(options...)
 	RegisterEntitlementService(s.grpc, cfg.Store, cfg.Telemetry, cfg.Log)
+	RegisterOperatorService(s.grpc, cfg.Store, cfg.Breakers, cfg.Telemetry, cfg.Log)
 	s.health = RegisterHealth(s.grpc)
 	// v1 and v1alpha, so that every grpcurl finds it.
 	reflection.Register(s.grpc)

@@ -25,6 +25,7 @@ func validateGrantRequest(r *entitlementv1.GrantEntitlementRequest) violations {
 		v.check(isInvoiceState(r.GetInvoice().GetState()), "invoice.state", ruleInvoiceState)
 		v.check(r.GetInvoice().GetVersion() >= 0, "invoice.version", ruleVersion)
 	}
+	checkNotify(&v, r.GetNotify())
 	v.check(isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleDiagnostic)
 	v.check(isText(r.GetSource(), maxDiagnosticBytes), "source", ruleDiagnostic)
 	return v
@@ -50,6 +51,7 @@ func validateRecordInvoiceStateRequest(r *entitlementv1.RecordInvoiceStateReques
 	v.check(isIdentifier(r.GetInvoiceId()), "invoice_id", ruleIdentifier)
 	v.check(isInvoiceState(r.GetState()), "state", ruleInvoiceState)
 	v.check(r.GetVersion() >= 1, "version", ruleRecordedVersion)
+	checkNotify(&v, r.GetNotify())
 	v.check(isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleDiagnostic)
 	v.check(isText(r.GetSource(), maxDiagnosticBytes), "source", ruleDiagnostic)
 	return v
@@ -66,6 +68,7 @@ type turnRequest interface {
 	GetActor() string
 	GetEventId() string
 	GetSource() string
+	GetNotify() *entitlementv1.Notify
 }
 
 func validateTurnRequest(r turnRequest) violations {
@@ -83,6 +86,7 @@ func validateTurnRequest(r turnRequest) violations {
 	}
 	v.check(isStatement(r.GetReason(), maxReasonBytes), "reason", ruleReason)
 	v.check(isStatement(r.GetActor(), maxActorBytes), "actor", ruleActor)
+	checkNotify(&v, r.GetNotify())
 	v.check(isText(r.GetEventId(), maxDiagnosticBytes), "event_id", ruleDiagnostic)
 	v.check(isText(r.GetSource(), maxDiagnosticBytes), "source", ruleDiagnostic)
 	return v

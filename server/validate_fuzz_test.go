@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/proto"
@@ -18,7 +19,12 @@ var (
 	keyPattern      = regexp.MustCompile(`\A[A-Za-z0-9._:/~@+=-]{1,200}\z`)
 	namePattern     = regexp.MustCompile(`\A[[:graph:]]{1,128}\z`)
 	scopeKeyPattern = regexp.MustCompile(`\A[a-z][a-z0-9_.]{0,62}\z`)
-	uuidPattern     = regexp.MustCompile(`\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z`)
+	localePattern   = regexp.MustCompile(`\A[A-Za-z0-9-]{2,35}\z`)
+
+	destinationPattern = regexp.MustCompile(`\A[a-z][a-z0-9_-]{0,62}\z`)
+	deliveryKeyPattern = regexp.MustCompile(`\A[0-9a-f]{64}\z`)
+
+	uuidPattern = regexp.MustCompile(`\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\z`)
 )
 
 func textOracle(s string, maxBytes int) bool {
@@ -58,7 +64,33 @@ func grantRequestOracle(r *entitlementv1.GrantEntitlementRequest) bool {
 		keyPattern.MatchString(r.GetIdempotencyKey()) &&
 		r.GetGrant() != nil && grantOracle(r.GetGrant()) &&
 		r.GetInvoice() != nil && known && r.GetInvoice().GetState() != 0 && r.GetInvoice().GetVersion() >= 0 &&
-		textOracle(r.GetEventId(), 200) && textOracle(r.GetSource(), 200)
+		textOracle(r.GetEventId(), 200) && textOracle(r.GetSource(), 200) && notifyOracle(r.GetNotify())
+}
+
+func notifyOracle(n *entitlementv1.Notify) bool {
+	to := n.GetRecipient()
+	odd := strings.ContainsFunc(to, func(r rune) bool { return unicode.In(r, unicode.White_Space, unicode.Cc) })
+	return n == nil || localePattern.MatchString(n.GetLocale()) &&
+		len(to) >= 3 && textOracle(to, 254) && !odd &&
+		strings.Count(to, "@") == 1 && strings.Trim(to, "@") == to
+}
+
+func resolveOracle(r *entitlementv1.ResolveDeliveryRequest) bool {
+	named := false
+	switch name := r.GetName().(type) {
+	case *entitlementv1.ResolveDeliveryRequest_DeliveryId:
+		named = uuidPattern.MatchString(name.DeliveryId)
+	case *entitlementv1.ResolveDeliveryRequest_DeliveryKey:
+		named = deliveryKeyPattern.MatchString(name.DeliveryKey)
+	case *entitlementv1.ResolveDeliveryRequest_Reference:
+		ref := r.GetReference()
+		named = uuidPattern.MatchString(ref.GetEntitlementId()) && ref.GetEntryNumber() > 0 && destinationPattern.MatchString(ref.GetDestination())
+	}
+	line := func(s string, maxBytes int) bool {
+		return s != "" && textOracle(s, maxBytes) && !strings.ContainsFunc(s, func(r rune) bool { return unicode.In(r, unicode.Cc) })
+	}
+	return knowsEveryField(r) && namePattern.MatchString(r.GetTenantId()) && named && r.GetObservedAttempts() >= 0 &&
+		(r.GetResolution() == 1 || r.GetResolution() == 2) && line(r.GetActor(), 200) && line(r.GetReason(), 500)
 }
 
 func businessKeyOracle(k *entitlementv1.BusinessKey) bool {
@@ -132,6 +164,16 @@ func FuzzValidate(f *testing.F) {
 		EntitlementId: "0198f3a2-7c1e-7abc-8def-0123456789ab",
 	}})
 	seed(withUnknown(validGrantRequest(), 99))
+	resolve := &entitlementv1.ResolveDeliveryRequest{
+		TenantId: "acme", Resolution: entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN, ObservedAttempts: 2,
+		Name: &entitlementv1.ResolveDeliveryRequest_Reference{Reference: &entitlementv1.DeliveryReference{
+			EntitlementId: "0198f3a2-7c1e-7abc-8def-0123456789ab", EntryNumber: 1, Destination: "crm",
+		}},
+		Actor: "ana@desk", Reason: "CASE-1",
+	}
+	seed(resolve)
+	resolve.Name = &entitlementv1.ResolveDeliveryRequest_DeliveryKey{DeliveryKey: strings.Repeat("a", 64)}
+	seed(resolve)
 	for _, edit := range []func(*entitlementv1.Grant){
 		func(g *entitlementv1.Grant) { g.Scope = scopeOf(33) },
 		func(g *entitlementv1.Grant) { g.Scope = scopeOfBytes(2048) },
@@ -177,6 +219,10 @@ func FuzzValidate(f *testing.F) {
 		var entitlement entitlementv1.GetEntitlementRequest
 		if proto.Unmarshal(wire, &entitlement) == nil {
 			judge(&entitlement, validateGetEntitlementRequest(&entitlement), getEntitlementOracle(&entitlement))
+		}
+		var resolve entitlementv1.ResolveDeliveryRequest
+		if proto.Unmarshal(wire, &resolve) == nil {
+			judge(&resolve, validateResolveDeliveryRequest(&resolve), resolveOracle(&resolve))
 		}
 	})
 }

@@ -31,6 +31,7 @@ func validGrantRequest() *entitlementv1.GrantEntitlementRequest {
 		Invoice: &entitlementv1.InvoiceEvidence{State: entitlementv1.InvoiceState_INVOICE_STATE_PAID, Version: 3},
 		EventId: "evt_1",
 		Source:  "stripe",
+		Notify:  &entitlementv1.Notify{Recipient: "ada@example.com", Locale: "de-CH"},
 	}
 }
 
@@ -92,6 +93,9 @@ func scopeOfBytes(total int) map[string]string {
 
 func TestValidateGrantRequest(t *testing.T) {
 	type request = entitlementv1.GrantEntitlementRequest
+	notify := func(recipient, locale string) func(*request) {
+		return func(r *request) { r.Notify = &entitlementv1.Notify{Recipient: recipient, Locale: locale} }
+	}
 	state := func(s entitlementv1.InvoiceState) func(*request) {
 		return func(r *request) { r.Invoice.State = s }
 	}
@@ -192,11 +196,30 @@ func TestValidateGrantRequest(t *testing.T) {
 		"invoice: version 0":        {func(r *request) { r.Invoice.Version = 0 }, nil},
 		"invoice: version negative": {func(r *request) { r.Invoice.Version = -1 }, []string{"invoice.version: " + ruleVersion}},
 
-		"event: longest":      {func(r *request) { r.EventId, r.Source = strings.Repeat("é", 100), strings.Repeat("s", 200) }, nil},
-		"event: longer":       {func(r *request) { r.EventId = strings.Repeat("é", 100) + "x" }, []string{"event_id: " + ruleDiagnostic}},
-		"event: with NUL":     {func(r *request) { r.EventId = "\x00" }, []string{"event_id: " + ruleDiagnostic}},
-		"source: longer":      {func(r *request) { r.Source = strings.Repeat("s", 201) }, []string{"source: " + ruleDiagnostic}},
-		"source: not UTF-8":   {func(r *request) { r.Source = "\xc3" }, []string{"source: " + ruleDiagnostic}},
+		"event: longest":    {func(r *request) { r.EventId, r.Source = strings.Repeat("é", 100), strings.Repeat("s", 200) }, nil},
+		"event: longer":     {func(r *request) { r.EventId = strings.Repeat("é", 100) + "x" }, []string{"event_id: " + ruleDiagnostic}},
+		"event: with NUL":   {func(r *request) { r.EventId = "\x00" }, []string{"event_id: " + ruleDiagnostic}},
+		"source: longer":    {func(r *request) { r.Source = strings.Repeat("s", 201) }, []string{"source: " + ruleDiagnostic}},
+		"source: not UTF-8": {func(r *request) { r.Source = "\xc3" }, []string{"source: " + ruleDiagnostic}},
+
+		"notify: absent":            {func(r *request) { r.Notify = nil }, nil},
+		"notify: empty":             {notify("", ""), []string{"notify.recipient: " + ruleRecipient, "notify.locale: " + ruleLocale}},
+		"recipient: shortest":       {notify("a@b", "de"), nil},
+		"recipient: longest":        {notify(strings.Repeat("a", 252)+"@b", strings.Repeat("x", 35)), nil},
+		"recipient: longer":         {notify(strings.Repeat("a", 253)+"@b", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: no local part":  {notify("@example.com", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: no domain":      {notify("ada@", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: two of @":       {notify("ada@x@example.com", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: display name":   {notify("Ada <ada@example.com>", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: another header": {notify("ada@example.com\r\nBcc: eve@example.com", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: wide space":     {notify("ada@exam\u3000ple.com", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: not UTF-8":      {notify("ada@\xff", "de"), []string{"notify.recipient: " + ruleRecipient}},
+		"recipient: not ASCII":      {notify("åda@exämple.com", "de"), nil},
+		"locale: shorter":           {notify("a@b", "d"), []string{"notify.locale: " + ruleLocale}},
+		"locale: longer":            {notify("a@b", strings.Repeat("x", 36)), []string{"notify.locale: " + ruleLocale}},
+		"locale: of a path":         {notify("a@b", "../en"), []string{"notify.locale: " + ruleLocale}},
+		"unknown: in notify":        {func(r *request) { withUnknown(r.Notify, 3) }, []string{"notify.3: " + ruleUnknownField}},
+
 		"unknown: at the top": {func(r *request) { withUnknown(r, 99, 15, 99) }, []string{"15: " + ruleUnknownField, "99: " + ruleUnknownField}},
 		"unknown: everywhere": {func(r *request) {
 			withUnknown(r.Grant, 15)
