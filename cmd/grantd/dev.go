@@ -20,6 +20,11 @@ type devCmd struct {
 	DataDir string `type:"path" help:"Where the private PostgreSQL keeps its data across restarts; a folder of the user's when empty." env:"GRANTD_DATA_DIR"`
 	PGBin   string `name:"pg-bin" type:"path" help:"Folder of PostgreSQL's programs; found on the machine when empty." env:"GRANTD_PG_BIN"`
 	Sample  bool   `default:"true" negatable:"" help:"Send one invoice-paid event twice at the start." env:"GRANTD_SAMPLE"`
+
+	NATS     bool   `name:"nats" default:"true" negatable:"" help:"Run a NATS server with JetStream, and send it every event." env:"GRANTD_NATS"`
+	NATSAddr string `name:"nats-addr" default:"127.0.0.1:4222" help:"Its address, on loopback; another port where this one is taken." env:"GRANTD_NATS_ADDR"`
+	Webhook  bool   `default:"true" negatable:"" help:"Run a webhook receiver that prints every event it gets." env:"GRANTD_WEBHOOK"`
+
 	service `embed:""`
 }
 
@@ -47,22 +52,30 @@ func (c *devCmd) run(ctx context.Context, io stdio) (err error) {
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	ended := fmt.Errorf("the private PostgreSQL ended; its log is in %s", dir)
 	go func() {
 		select {
 		case <-pg.Done():
-			stop(fmt.Errorf("the private PostgreSQL ended; its log is in %s", dir))
+			stop(ended)
 		case <-ctx.Done():
 		}
 	}()
-	err = c.serve(ctx, url, io, func(at addresses) error {
+	io.stdout = &lockedWriter{out: io.stdout}
+	local, stopLocal, err := c.localDestinations(dir, io)
+	if err != nil {
+		return err
+	}
+	defer stopLocal()
+	err = c.serve(ctx, url, local, io, func(at addresses) error {
 		fmt.Fprintf(io.stdout, "gRPC on %s (plaintext), HTTP on http://%s: /livez /readyz /metrics\n", at.grpc, at.http)
 		if c.Sample {
 			return c.sendSample(ctx, io, at.grpc)
 		}
 		return nil
 	})
-	if cause := context.Cause(ctx); err == nil && cause != context.Canceled {
-		err = cause
+	// A signal is a cause too, and no error.
+	if err == nil && context.Cause(ctx) == ended {
+		err = ended
 	}
 	return err
 }
@@ -111,7 +124,7 @@ A third arrival is answered OUTCOME_ALREADY_APPLIED:
 Another payload under the same key is OUTCOME_CONFLICTING_PAYLOAD, and changes nothing:
   grpcurl -plaintext -d '{"idempotencyKey":"billing:grant:%[2]s:team_access","grant":{"tenantId":"acme","invoiceId":"%[2]s","entitlementType":"team_access","scope":{"seats":"500"}},"invoice":{"state":"INVOICE_STATE_PAID","version":"1"}}' %[1]s entitlement.v1.EntitlementService/GrantEntitlement
 
-What happened to every attempt:
+What happened to every attempt, and to every event on its way out:
   grpcurl -plaintext -d '{"tenantId":"acme","idempotencyKey":"billing:grant:%[2]s:team_access","view":"OPERATION_VIEW_FULL"}' %[1]s entitlement.v1.EntitlementService/GetOperation
 
 `

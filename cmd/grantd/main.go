@@ -30,12 +30,13 @@ func main() {
 
 // config is every flag of every command. Each flag has a GRANTD_* variable of the same name.
 type config struct {
-	Dev     devCmd     `cmd:"" help:"Run the service on a private PostgreSQL, to try it or to develop against it."`
-	Serve   serveCmd   `cmd:"" help:"Run the service on your PostgreSQL."`
-	Migrate migrateCmd `cmd:"" help:"Bring the database up to date, and stop."`
-	Apply   applyCmd   `cmd:"" help:"Send a file of requests to a server, and count or check the answers."`
-	Bench   benchCmd   `cmd:"" help:"Measure a server, or a server beside pgbench."`
-	Version versionCmd `cmd:"" help:"Print the version."`
+	Dev        devCmd        `cmd:"" help:"Run the service on a private PostgreSQL, to try it or to develop against it."`
+	Serve      serveCmd      `cmd:"" help:"Run the service on your PostgreSQL."`
+	Migrate    migrateCmd    `cmd:"" help:"Bring the database up to date, and stop."`
+	Apply      applyCmd      `cmd:"" help:"Send a file of requests to a server, and count or check the answers."`
+	Deliveries deliveriesCmd `cmd:"" help:"Look after deliveries: what waits for an operator, and what is done about it."`
+	Bench      benchCmd      `cmd:"" help:"Measure a server, or a server beside pgbench."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
 // stdio is where a command writes.
@@ -68,6 +69,7 @@ func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) (err
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { panic(exited{code}) }),
 		kong.Resolvers(environment(env)),
+		kong.Vars{"operator": operatorOf(env)},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if err != nil {

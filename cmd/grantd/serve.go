@@ -11,9 +11,12 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"slices"
 	"time"
 
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/migrations"
+	"github.com/grantd/grantd/outbox"
 	"github.com/grantd/grantd/server"
 	"github.com/grantd/grantd/store"
 	"github.com/grantd/grantd/telemetry"
@@ -46,6 +49,9 @@ type service struct {
 	AliasRetention   time.Duration `default:"9600h" help:"How long a later key for the same effect is kept." env:"GRANTD_ALIAS_RETENTION"`
 	AttemptRetention time.Duration `default:"720h" help:"How long attempts are kept." env:"GRANTD_ATTEMPT_RETENTION"`
 
+	Destinations      string        `type:"path" help:"YAML file of the destinations that hear of every entry; none without it." env:"GRANTD_DESTINATIONS"`
+	DeliveryRetention time.Duration `default:"720h" help:"How long deliveries are kept after they were delivered or discarded." env:"GRANTD_DELIVERY_RETENTION"`
+
 	LogFormat string `default:"text" enum:"text,json" help:"text or json." env:"GRANTD_LOG_FORMAT"`
 	LogLevel  string `default:"info" enum:"debug,info,warn,error" help:"debug, info, warn or error." env:"GRANTD_LOG_LEVEL"`
 }
@@ -58,7 +64,7 @@ func (c *serveCmd) run(ctx context.Context, io stdio) error {
 	if pending {
 		return errors.New("the database lacks migrations of this version: run `grantd migrate` first")
 	}
-	return c.serve(ctx, c.DatabaseURL, io, func(addresses) error { return nil })
+	return c.serve(ctx, c.DatabaseURL, nil, io, func(addresses) error { return nil })
 }
 
 // addresses are where the service listens.
@@ -67,8 +73,8 @@ type addresses struct{ grpc, http string }
 // heapGrowthPercent trades memory for time: the live heap is small, and most of a call's cost is allocation.
 const heapGrowthPercent = 400
 
-// serve runs the service until ctx ends. started is called once calls are answered.
-func (c *service) serve(ctx context.Context, databaseURL string, io stdio, started func(addresses) error) error {
+// serve runs the service until ctx ends. local are destinations beside those of the file. started is called once calls are answered.
+func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.Destination, io stdio, started func(addresses) error) error {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowthPercent)
 	}
@@ -89,6 +95,10 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 	if err != nil {
 		return err
 	}
+	destinations, err := c.destinations(local)
+	if err != nil {
+		return err
+	}
 	grpcListener, err := server.Listen(c.GRPCAddr, tlsConfig, c.InsecurePlaintext)
 	if err != nil {
 		return err
@@ -104,16 +114,25 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 		DatabaseURL: databaseURL, Catalog: catalog,
 		Committers: c.Committers, QueueLimit: c.QueueLimit,
 		AliasRetention: c.AliasRetention, AttemptRetention: c.AttemptRetention,
+		Destinations: outbox.Stored(destinations), DeliveryRetention: c.DeliveryRetention,
 		Log: log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider, QueryTracer: tel.QueryTracer(),
 	})
 	if err != nil {
 		return err
 	}
 	defer st.Close()
+	ways, err := outbox.New(outbox.Config{
+		Store: st, Destinations: destinations, Grace: c.ShutdownGrace,
+		Log: log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider,
+	})
+	if err != nil {
+		return err
+	}
 
 	srv := server.New(server.Config{
 		Store: st, Telemetry: tel, Log: log, TLS: tlsConfig,
-		Limits: server.Limits{MaxConcurrentStreams: c.MaxStreams, MaxConnectionAge: c.MaxConnectionAge},
+		Limits:   server.Limits{MaxConcurrentStreams: c.MaxStreams, MaxConnectionAge: c.MaxConnectionAge},
+		Breakers: breakers(ways, destinations),
 		// The store's own end, at most a second, is part of the grace.
 		Stop: server.Stop{Grace: c.ShutdownGrace - min(c.ShutdownGrace/5, time.Second), Delay: c.ShutdownDelay},
 	})
@@ -123,6 +142,9 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	delivering := make(chan struct{})
+	go func() { defer close(delivering); ways.Run(ctx) }()
+	defer func() { stop(); <-delivering }()
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx, grpcListener) }()
 	log.Info("serving", "grpc", grpcListener.Addr().String(), "http", httpListener.Addr().String(), "version", buildVersion())
@@ -131,6 +153,38 @@ func (c *service) serve(ctx context.Context, databaseURL string, io stdio, start
 		return errors.Join(err, <-served)
 	}
 	return <-served
+}
+
+// destinations reads the file of that name, and adds those that are local to this process.
+func (c *service) destinations(local []outbox.Destination) ([]outbox.Destination, error) {
+	if c.Destinations == "" {
+		return local, nil
+	}
+	text, err := os.ReadFile(c.Destinations)
+	if err != nil {
+		return nil, fmt.Errorf("--destinations: %w", err)
+	}
+	all, err := outbox.ParseDestinations(c.Destinations, text)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range local {
+		if slices.ContainsFunc(all, func(d outbox.Destination) bool { return d.Name == l.Name }) {
+			return nil, fmt.Errorf("--destinations: the name %s is taken by a destination of grantd dev", l.Name)
+		}
+	}
+	return append(all, local...), nil
+}
+
+// breakers tells what the outbox makes of each destination.
+func breakers(o *outbox.Outbox, destinations []outbox.Destination) server.Breakers {
+	return func() map[string]entitlementv1.BreakerState {
+		states := make(map[string]entitlementv1.BreakerState, len(destinations))
+		for i := range destinations {
+			states[destinations[i].Name] = o.BreakerState(destinations[i].Name)
+		}
+		return states
+	}
 }
 
 // flush exports the last spans, for a short time.

@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+const (
+	theDelivery    = "019b7c1e-7f5e-8cc3-98a8-0d4d1c4a2f10"
+	theEntitlement = "019b7c1e-7f5e-7cc3-98a8-0d4d1c4a2f11"
+)
+
+// stuckDelivery has the longest of everything.
+func stuckDelivery() *entitlementv1.Delivery {
+	return &entitlementv1.Delivery{
+		TenantId: "acme", DeliveryId: theDelivery, DeliveryKey: strings.Repeat("1f0c", 16), Destination: strings.Repeat("d", 63),
+		State: entitlementv1.DeliveryState_DELIVERY_STATE_DEAD, Attempts: 3, LastError: strings.Repeat("é", 512),
+		EntitlementId: theEntitlement, EntryNumber: 12345, EntryKind: entitlementv1.EntryKind_ENTRY_KIND_REINSTATED,
+		BusinessKey:    &entitlementv1.BusinessKey{InvoiceId: strings.Repeat("I", 128), EntitlementType: strings.Repeat("t", 128)},
+		IdempotencyKey: strings.Repeat("k", 200), CreatedAt: timestamppb.New(time.Unix(1767323045, 0)),
+	}
+}
+
+// operators knows one delivery, and remembers what it was asked.
+type operators struct {
+	entitlementv1.UnimplementedOperatorServiceServer
+	asked []proto.Message
+	// removed says that the delivery is there no more.
+	removed bool
+}
+
+func (o *operators) ListDeliveries(_ context.Context, r *entitlementv1.ListDeliveriesRequest) (*entitlementv1.ListDeliveriesResponse, error) {
+	o.asked = append(o.asked, r)
+	return &entitlementv1.ListDeliveriesResponse{
+		Deliveries: slices.Repeat([]*entitlementv1.Delivery{stuckDelivery()}, int(min(r.GetPageSize(), 2))), NextPageToken: "more",
+		Destinations: []*entitlementv1.DestinationStatus{
+			{Destination: "crm", Breaker: entitlementv1.BreakerState_BREAKER_STATE_OPEN}, {Destination: strings.Repeat("d", 63)},
+		},
+	}, nil
+}
+
+func (o *operators) GetDelivery(_ context.Context, r *entitlementv1.GetDeliveryRequest) (*entitlementv1.GetDeliveryResponse, error) {
+	o.asked = append(o.asked, r)
+	if o.removed {
+		return nil, status.Error(codes.NotFound, "no such delivery")
+	}
+	return &entitlementv1.GetDeliveryResponse{Story: &entitlementv1.DeliveryStory{
+		Delivery: stuckDelivery(),
+		Attempts: []*entitlementv1.DeliveryAttempt{{
+			AttemptNumber: 3, Worker: "host/1", StartedAt: timestamppb.New(time.Unix(1767323045, 0)), EndedAt: timestamppb.New(time.Unix(1767323047, 0)),
+			Outcome: entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DEAD, StatusCode: 422, Error: strings.Repeat("x", 1024),
+		}},
+		Actions: []*entitlementv1.OperatorAction{{
+			Kind: entitlementv1.OperatorActionKind_OPERATOR_ACTION_KIND_RESOLVE_SEND_AGAIN, Actor: "ana@desk", Reason: strings.Repeat("r", 500),
+		}},
+	}}, nil
+}
+
+func (o *operators) RedeliverDelivery(_ context.Context, r *entitlementv1.RedeliverDeliveryRequest) (*entitlementv1.RedeliverDeliveryResponse, error) {
+	o.asked = append(o.asked, r)
+	if o.removed {
+		return &entitlementv1.RedeliverDeliveryResponse{
+			Outcome: entitlementv1.Outcome_OUTCOME_REJECTED,
+			Result: &entitlementv1.RedeliverDeliveryResponse_Rejection{Rejection: &entitlementv1.Rejection{
+				Reason: entitlementv1.RejectionReason_REJECTION_REASON_DELIVERY_REMOVED, Message: "it was removed",
+			}},
+		}, nil
+	}
+	return &entitlementv1.RedeliverDeliveryResponse{Outcome: entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, Delivery: stuckDelivery()}, nil
+}
+
+func (o *operators) DiscardDelivery(_ context.Context, r *entitlementv1.DiscardDeliveryRequest) (*entitlementv1.DiscardDeliveryResponse, error) {
+	o.asked = append(o.asked, r)
+	return &entitlementv1.DiscardDeliveryResponse{Outcome: entitlementv1.Outcome_OUTCOME_ALREADY_APPLIED, Delivery: stuckDelivery()}, nil
+}
+
+func (o *operators) ResolveDelivery(_ context.Context, r *entitlementv1.ResolveDeliveryRequest) (*entitlementv1.ResolveDeliveryResponse, error) {
+	o.asked = append(o.asked, r)
+	return &entitlementv1.ResolveDeliveryResponse{Outcome: entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, Delivery: stuckDelivery()}, nil
+}
+
+// deliveries runs `grantd deliveries` with these arguments against the server, as ana.
+func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err error) {
+	t.Helper()
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	entitlementv1.RegisterOperatorServiceServer(server, o)
+	go server.Serve(listener)
+	defer server.Stop()
+	args = append([]string{"deliveries", args[0], "--addr", listener.Addr().String(), "--tenant", "acme"}, args[1:]...)
+	var out, errOut bytes.Buffer
+	err = run(t.Context(), args, []string{"USER=ana"}, &out, &errOut)
+	return out.String(), err
+}
+
+// wantFits checks that every line fits a terminal of 100 columns.
+func wantFits(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 100 {
+			t.Errorf("a line of %d columns: %s", n, line)
+		}
+	}
+}
+
+func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
+	var o operators
+	for _, args := range [][]string{{"list", "--limit", "3"}, {"show", theDelivery}, {"discard", theDelivery, "--reason", "r"}} {
+		out, err := o.deliveries(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantFits(t, out)
+		if !strings.Contains(out, theDelivery) || !strings.Contains(out, "DEAD") {
+			t.Errorf("%v prints %s", args, out)
+		}
+	}
+	out, err := o.deliveries(t, "list", "--limit", "3", "--state", "dead", "--destination", "crm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out, theDelivery); n != 3 || !strings.Contains(out, "There are more") || !strings.Contains(out, "OPEN") {
+		t.Errorf("%d deliveries in %s", n, out)
+	}
+	last := o.asked[len(o.asked)-1].(*entitlementv1.ListDeliveriesRequest)
+	want := &entitlementv1.ListDeliveriesRequest{
+		TenantId: "acme", Destination: "crm", State: entitlementv1.DeliveryState_DELIVERY_STATE_DEAD, PageSize: 1, PageToken: "more",
+	}
+	if !proto.Equal(last, want) {
+		t.Errorf("asked %v, want %v", last, want)
+	}
+}
+
+func TestDeliveries_JSONIsWhole(t *testing.T) {
+	var o operators
+	for _, args := range [][]string{{"list"}, {"show", theDelivery}, {"redeliver", theDelivery, "--reason", "r"}} {
+		out, err := o.deliveries(t, append(args, "--json")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !json.Valid([]byte(out)) || !strings.Contains(out, strings.Repeat("é", 512)) || !strings.Contains(out, `"DELIVERY_STATE_DEAD"`) {
+			t.Errorf("%v prints %s", args, out)
+		}
+	}
+}
+
+// An order that is repeated late, after the delivery died once more, must not send it again. So each names what was seen.
+func TestDeliveries_OrdersNameWhatWasSeen(t *testing.T) {
+	key, reference := strings.Repeat("0a", 32), theEntitlement+"/7/crm"
+	actor := operatorOf([]string{"USER=ana"})
+	for name, test := range map[string]struct {
+		args []string
+		want proto.Message
+	}{
+		"redeliver by id": {[]string{"redeliver", theDelivery, "--reason", "CASE-1"}, &entitlementv1.RedeliverDeliveryRequest{
+			TenantId: "acme", Name: &entitlementv1.RedeliverDeliveryRequest_DeliveryId{DeliveryId: theDelivery},
+			ObservedAttempts: 3, Actor: actor, Reason: "CASE-1",
+		}},
+		"redeliver, said before": {[]string{"redeliver", key, "--reason", "CASE-1", "--observed-attempts", "2"}, &entitlementv1.RedeliverDeliveryRequest{
+			TenantId: "acme", Name: &entitlementv1.RedeliverDeliveryRequest_DeliveryKey{DeliveryKey: key},
+			ObservedAttempts: 2, Actor: actor, Reason: "CASE-1",
+		}},
+		"resolve by entry": {[]string{"resolve", reference, "--as", "delivered", "--reason", "r", "--actor", "bo"}, &entitlementv1.ResolveDeliveryRequest{
+			TenantId: "acme", Name: &entitlementv1.ResolveDeliveryRequest_Reference{Reference: &entitlementv1.DeliveryReference{
+				EntitlementId: theEntitlement, EntryNumber: 7, Destination: "crm",
+			}},
+			Resolution: entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_DELIVERED, ObservedAttempts: 3, Actor: "bo", Reason: "r",
+		}},
+		"resolve, send again": {[]string{"resolve", theDelivery, "--as", "send-again", "--reason", "r"}, &entitlementv1.ResolveDeliveryRequest{
+			TenantId: "acme", Name: &entitlementv1.ResolveDeliveryRequest_DeliveryId{DeliveryId: theDelivery},
+			Resolution: entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN, ObservedAttempts: 3, Actor: actor, Reason: "r",
+		}},
+		"discard": {[]string{"discard", key, "--reason", "r"}, &entitlementv1.DiscardDeliveryRequest{
+			TenantId: "acme", Name: &entitlementv1.DiscardDeliveryRequest_DeliveryKey{DeliveryKey: key}, Actor: actor, Reason: "r",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var o operators
+			if _, err := o.deliveries(t, test.args...); err != nil {
+				t.Fatal(err)
+			}
+			if got := o.asked[len(o.asked)-1]; !proto.Equal(got, test.want) {
+				t.Errorf("asked %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+func TestDeliveries_RejectionsAndMistakesAreErrors(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"removed":      {[]string{"redeliver", theEntitlement + "/1/crm", "--reason", "r"}, "DELIVERY_REMOVED: it was removed"},
+		"not found":    {[]string{"show", theDelivery}, "no such delivery"},
+		"not found, 2": {[]string{"redeliver", theDelivery, "--reason", "r"}, "no such delivery"},
+		"no name":      {[]string{"show", "crm"}, "names no delivery"},
+		"no entry":     {[]string{"show", theEntitlement + "/x/crm"}, "the entry must be a number"},
+		"no reason":    {[]string{"discard", theDelivery}, "missing flags: --reason"},
+		"no actor":     {[]string{"discard", theDelivery, "--reason", "r", "--actor", ""}, "--actor is required"},
+		"no finding":   {[]string{"resolve", theDelivery, "--reason", "r"}, "missing flags: --as"},
+		"no limit":     {[]string{"list", "--limit", "0"}, "--limit must be positive"},
+		"no state":     {[]string{"list", "--state", "lost"}, "--state must be one of"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := operators{removed: true}
+			if _, err := o.deliveries(t, test.args...); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
