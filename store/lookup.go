@@ -120,7 +120,8 @@ func (s *Store) readReversed(ctx context.Context, f *facts) error {
 	if f.known == nil {
 		f.known = w
 	}
-	rows, err := s.reads.Query(ctx, readOnInvoiceSQL, []string{w.TenantID}, []string{w.IdempotencyKey}, []int16{int16(w.Kind)}, []string{w.InvoiceID})
+	replay := pending{command: Command{Kind: w.Kind, TenantID: w.TenantID, IdempotencyKey: w.IdempotencyKey, InvoiceID: w.InvoiceID}}
+	rows, err := s.reads.Query(ctx, readOnInvoiceSQL, []*pending{&replay})
 	if err == nil {
 		err = scanOnInvoice(rows, func(int) (*facts, string) { return f, w.TenantID })
 	}

@@ -99,6 +99,10 @@ func (s *session) connect(timeout time.Duration) error {
 		return fmt.Errorf("%w: %w", errNoSession, err)
 	}
 	registerArrays(conn.TypeMap())
+	if err := registerRowTypes(ctx, conn); err != nil {
+		conn.Close(ctx)
+		return fmt.Errorf("%w: %w", errNoSession, err)
+	}
 	for _, sql := range transactionStatements {
 		// Prepared under its own text, so that no transaction has to.
 		if _, err := conn.Prepare(ctx, sql, sql); err != nil {

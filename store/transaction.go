@@ -30,10 +30,12 @@ type transaction struct {
 	timeout      time.Duration
 	// lockTimeout, when set, is shorter than the session's.
 	lockTimeout time.Duration
-	in          input
-	locks       lockColumns
-	out         output
-	facts       []facts
+	// chosen are the commands that the statements under way are about, and locks those whose evidence the locking one takes, one for each
+	// invoice.
+	chosen []*pending
+	locks  []*pending
+	out    output
+	facts  []facts
 	// places are the commands of the batch that the flight under way is about.
 	places []int
 	// locked says that the first flight has locked already; movedRows is how many records moved when the locks were taken.

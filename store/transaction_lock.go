@@ -11,13 +11,6 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// lockColumns holds one row for each invoice to lock. It is kept from batch to batch.
-type lockColumns struct {
-	tenant, invoice, key []string
-	state                []int16
-	version              []int64
-}
-
 // Evidence of commands that bring none: they lock the invoice's row, and neither make nor move it.
 const (
 	noState   = 0
@@ -64,13 +57,12 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	}
 	t.fold(batch, lockers)
 
-	l := &t.locks
 	var b pgx.Batch
-	b.Queue(lockInvoicesSQL, l.tenant, l.invoice, l.key, l.state, l.version)
+	b.Queue(lockInvoicesSQL, t.locks)
 	if !grantsOnly {
-		t.in.set(batch, lockers)
-		b.Queue(readInvoicesSQL, t.in.tenant, t.in.key, t.in.invoice)
-		t.in.queueReads(&b)
+		t.choose(batch, lockers)
+		b.Queue(readInvoicesSQL, t.chosen)
+		t.queueReads(&b)
 	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
@@ -109,7 +101,7 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 
 // readUnmoved reads the records that grants have locked, unless all of them were moved to the evidence.
 func (t *transaction) readUnmoved(ctx context.Context, batch []*pending, lockers []int) error {
-	if t.movedRows == int64(len(t.locks.invoice)) {
+	if t.movedRows == int64(len(t.locks)) {
 		return nil
 	}
 	if err := t.readInvoices(ctx, batch, lockers); err != nil {
@@ -140,8 +132,7 @@ func (t *transaction) forget(places []int) {
 // fold leaves one row for each invoice, the evidence of the highest version, in bytewise order. Until the records are read, each
 // command takes its invoice's for moved to that.
 func (t *transaction) fold(batch []*pending, lockers []int) {
-	l := &t.locks
-	l.tenant, l.invoice, l.key, l.state, l.version = l.tenant[:0], l.invoice[:0], l.key[:0], l.state[:0], l.version[:0]
+	t.locks = t.locks[:0]
 	slices.SortFunc(lockers, func(i, j int) int {
 		a, b := &batch[i].claims.invoice, &batch[j].claims.invoice
 		return cmp.Or(strings.Compare(a.tenant, b.tenant), strings.Compare(a.name, b.name),
@@ -154,11 +145,7 @@ func (t *transaction) fold(batch []*pending, lockers []int) {
 			continue
 		}
 		f.invoice, f.moved = c.evidence(), true
-		l.tenant = append(l.tenant, c.TenantID)
-		l.invoice = append(l.invoice, batch[i].claims.invoice.name)
-		l.key = append(l.key, c.IdempotencyKey)
-		l.state = append(l.state, int16(f.invoice.State))
-		l.version = append(l.version, f.invoice.Version)
+		t.locks = append(t.locks, batch[i])
 	}
 }
 
@@ -166,8 +153,7 @@ func (t *transaction) fold(batch []*pending, lockers []int) {
 // replica: no two of them wait for each other. The row count says how many were made or moved.
 const (
 	lockInvoicesSQL = lockHead + `
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[])
-       AS c (tenant_id, invoice_id, idempotency_key, state, version)
+  FROM unnest($1::invoice_row[]) AS c
        -- Reversals and reinstatements lock a row that is there, and never make one. A subquery of another form would be hashed
        -- over the whole table.
  WHERE state <> 0 OR (SELECT true FROM invoices r WHERE r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id)` + lockTail
@@ -175,8 +161,7 @@ const (
 	// lockIfUnknownSQL does so for one grant, unless its key or its effect is taken: then it may travel with the question whether
 	// it is, and an idle service saves a round trip.
 	lockIfUnknownSQL = lockHead + `
-  FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::bigint[], $6::text[], $7::bigint[])
-       AS c (tenant_id, invoice_id, idempotency_key, state, version, entitlement_type, operation_version)
+  FROM unnest($1::invoice_row[]) AS c
  WHERE NOT EXISTS (SELECT FROM operations o WHERE o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key)
    AND NOT EXISTS (SELECT FROM entitlements e WHERE e.tenant_id = c.tenant_id AND e.invoice_id = c.invoice_id
                       AND e.entitlement_type = c.entitlement_type AND e.operation_version = c.operation_version)` + lockTail
@@ -200,14 +185,15 @@ const readInvoicesSQL = `
 SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid,
        -- A row that was made after the locking statement looked for it is not locked.
        pg_current_xact_id()::xid IN (i.xmin, i.xmax)
-  FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS c (tenant_id, idempotency_key, invoice_id, position)
+  FROM unnest($1::command_row[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
   JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id`
 
 // readInvoices is sent where some record was there before and did not move.
 func (t *transaction) readInvoices(ctx context.Context, batch []*pending, places []int) error {
-	t.in.set(batch, places)
+	t.choose(batch, places)
 	var b pgx.Batch
-	b.Queue(readInvoicesSQL, t.in.tenant, t.in.key, t.in.invoice)
+	b.Queue(readInvoicesSQL, t.chosen)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
 	if err := t.scanInvoices(results, places); err != nil {

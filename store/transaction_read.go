@@ -10,39 +10,26 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// input holds commands as columns, for the set-based statements. It is kept from batch to batch.
-type input struct {
-	tenant, key, invoice, typeName []string
-	kind                           []int16
-	operationVersion               []int64
-}
-
-// set takes the commands at these places of the batch.
-func (in *input) set(batch []*pending, places []int) {
-	in.tenant, in.key, in.invoice, in.typeName = in.tenant[:0], in.key[:0], in.invoice[:0], in.typeName[:0]
-	in.kind, in.operationVersion = in.kind[:0], in.operationVersion[:0]
+// choose makes the commands at these places of the batch the ones that the next statements are about.
+func (t *transaction) choose(batch []*pending, places []int) {
+	t.chosen = t.chosen[:0]
 	for _, i := range places {
-		c := &batch[i].command
-		b := c.businessKey()
-		in.tenant = append(in.tenant, c.TenantID)
-		in.key = append(in.key, c.IdempotencyKey)
-		in.kind = append(in.kind, int16(c.Kind))
-		in.invoice = append(in.invoice, b.InvoiceID)
-		in.typeName = append(in.typeName, b.EntitlementType)
-		in.operationVersion = append(in.operationVersion, b.OperationVersion)
+		t.chosen = append(t.chosen, batch[i])
 	}
 }
 
-// recording says whether any of the commands records an invoice's state.
-func (in *input) recording() bool {
-	return slices.Contains(in.kind, int16(entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE))
+// recording says whether any of the chosen commands records an invoice's state.
+func (t *transaction) recording() bool {
+	return slices.ContainsFunc(t.chosen, func(p *pending) bool {
+		return p.command.Kind == entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE
+	})
 }
 
-// queueReads asks for what is known of the input's commands.
-func (in *input) queueReads(b *pgx.Batch) {
-	b.Queue(readFactsSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
-	if in.recording() {
-		b.Queue(readOnInvoiceSQL, in.tenant, in.key, in.kind, in.invoice)
+// queueReads asks for what is known of the chosen commands.
+func (t *transaction) queueReads(b *pgx.Batch) {
+	b.Queue(readFactsSQL, t.chosen)
+	if t.recording() {
+		b.Queue(readOnInvoiceSQL, t.chosen)
 	}
 }
 
@@ -51,7 +38,7 @@ func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
 	if err := t.scanFacts(results, places); err != nil {
 		return err
 	}
-	if !t.in.recording() {
+	if !t.recording() {
 		return nil
 	}
 	rows, err := results.Query()
@@ -59,7 +46,7 @@ func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
 		return err
 	}
 	return scanOnInvoice(rows, func(position int) (*facts, string) {
-		return &t.facts[places[position-1]], t.in.tenant[position-1]
+		return &t.facts[places[position-1]], t.chosen[position-1].command.TenantID
 	})
 }
 
@@ -73,8 +60,6 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	}
 	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
 	clear(t.facts)
-	in := &t.in
-	in.set(batch, t.places)
 	first := &batch[0].command
 	alone := len(batch) == 1 && first.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && first.refusal(t.catalog) == nil
 	t.locked = false
@@ -84,11 +69,10 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	if t.lockTimeout > 0 {
 		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
 	}
-	b.Queue(findKnownSQL, in.tenant, in.key, in.kind, in.invoice, in.typeName, in.operationVersion)
+	b.Queue(findKnownSQL, batch)
 	if alone {
 		t.fold(batch, t.places)
-		l := &t.locks
-		b.Queue(lockIfUnknownSQL, l.tenant, l.invoice, l.key, l.state, l.version, in.typeName, in.operationVersion)
+		b.Queue(lockIfUnknownSQL, t.locks)
 	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
@@ -125,7 +109,7 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 // findKnownSQL returns the positions of the commands of which anything may be known.
 const findKnownSQL = `
 SELECT c.position::int
-  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY
+  FROM unnest($1::command_row[]) WITH ORDINALITY
        AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
   LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
   LEFT JOIN entitlements b ON b.tenant_id = c.tenant_id AND b.invoice_id = c.invoice_id
@@ -151,9 +135,9 @@ func scanPlaces(results pgx.BatchResults, places []int) ([]int, error) {
 
 // readFacts reads what is known of the commands at these places.
 func (t *transaction) readFacts(ctx context.Context, batch []*pending, places []int) error {
-	t.in.set(batch, places)
+	t.choose(batch, places)
 	var b pgx.Batch
-	t.in.queueReads(&b)
+	t.queueReads(&b)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
 	if err := t.scanReads(results, places); err != nil {
@@ -212,7 +196,7 @@ const (
 const readFactsSQL = `
 SELECT c.position::int,` + factsColumns + `
   FROM (SELECT c.*, ` + knownColumns + `
-          FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::text[], $6::bigint[]) WITH ORDINALITY
+          FROM unnest($1::command_row[]) WITH ORDINALITY
                AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)` + factsFrom
 
 // scanFacts puts the rows to the commands at these places of the batch.
@@ -228,7 +212,7 @@ func (t *transaction) scanFacts(results pgx.BatchResults, places []int) error {
 		if err := rows.Scan(append([]any{&position}, r.destinations()...)...); err != nil {
 			return err
 		}
-		r.fill(&t.facts[places[position-1]], t.in.tenant[position-1])
+		r.fill(&t.facts[places[position-1]], t.chosen[position-1].command.TenantID)
 	}
 	return rows.Err()
 }
@@ -241,8 +225,8 @@ SELECT c.position::int, e.entitlement_id, e.invoice_id, e.entitlement_type, e.op
        e.granted_at, e.ends_at, e.state, e.version, e.changed_at,
        COALESCE(n.entry_number, 0), COALESCE(n.kind, 0), COALESCE(n.operation_key, ''), COALESCE(n.invoice_version, 0),
        COALESCE(n.actor, ''), COALESCE(n.reason, ''), COALESCE(n.at, 'epoch')
-  FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[]) WITH ORDINALITY
-       AS c (tenant_id, idempotency_key, kind, invoice_id, position)
+  FROM unnest($1::command_row[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
   JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id
   LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
   JOIN entitlements e ON e.tenant_id = c.tenant_id AND e.invoice_id = COALESCE(o.invoice_id, c.invoice_id)
