@@ -46,15 +46,15 @@ func Example() {
 	var rejected *client.RejectedError
 	var retryable *client.RetryableError
 	switch {
-	case err == nil: // granted, now or by an earlier arrival of the event
-		log.Println(resp.GetOutcome(), resp.GetEntitlement().GetEntitlementId())
+	case err == nil: // granted, now or by an earlier arrival of the event; current_state says whether it was taken back since
+		log.Println(resp.GetOutcome(), resp.GetEntitlement().GetEntitlementId(), resp.GetCurrentState())
 	case errors.As(err, &conflict): // another payload was granted first: somebody has to look
 		log.Println(err, conflict.Conflict.GetDifferences())
 	case errors.As(err, &rejected): // for example INVOICE_NOT_PAID: try again once it is
 		log.Println(err, rejected.Retry)
 	case errors.As(err, &retryable): // leave the event in its queue: the same key is safe
 		log.Println(err, retryable.Delay)
-	default: // a malformed request
+	default: // a malformed request, or a bug
 		log.Println(err)
 	}
 }

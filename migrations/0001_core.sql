@@ -10,8 +10,11 @@
 -- +goose StatementBegin
 DO $$
 BEGIN
-    CREATE ROLE grantd_service NOLOGIN;
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'grantd_service') THEN
+        CREATE ROLE grantd_service NOLOGIN;
+    END IF;
 EXCEPTION
+    -- Another database of the cluster was quicker.
     WHEN duplicate_object OR unique_violation THEN NULL;
 END
 $$;
@@ -20,11 +23,12 @@ $$;
 -- +goose StatementBegin
 DO $$
 BEGIN
-    EXECUTE format('GRANT grantd_service TO %I', current_user);
+    IF NOT pg_has_role(current_user, 'grantd_service', 'MEMBER') THEN
+        EXECUTE format('GRANT grantd_service TO %I', current_user);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
-
 -- To see in readiness whether a synchronous standby answers. Where the login may not give it, readiness says "unknown".
 -- +goose StatementBegin
 DO $$
@@ -36,7 +40,8 @@ END
 $$;
 -- +goose StatementEnd
 
-CREATE SCHEMA grantd;
+-- It is there already: the table that says which of these files ran is in it.
+CREATE SCHEMA IF NOT EXISTS grantd;
 GRANT USAGE, CREATE ON SCHEMA grantd TO grantd_service;
 
 -- The authority's record of an invoice: the highest version recorded. Never goes back.
@@ -156,7 +161,25 @@ CREATE INDEX attempts_by_invoice ON grantd.attempts (tenant_id, invoice_id) WHER
 CREATE INDEX attempts_by_event ON grantd.attempts (tenant_id, event_id) WHERE event_id <> '';
 
 GRANT SELECT, INSERT, UPDATE ON grantd.invoices TO grantd_service;
-GRANT SELECT, INSERT, DELETE ON grantd.operations TO grantd_service;
+GRANT SELECT, INSERT ON grantd.operations TO grantd_service;
 GRANT SELECT, INSERT, UPDATE (state, version, changed_at) ON grantd.entitlements TO grantd_service;
 GRANT SELECT, INSERT ON grantd.entries TO grantd_service;
 ALTER TABLE grantd.attempts OWNER TO grantd_service;
+
+-- The service may remove aliases and nothing else of operations: an owner stays as long as what it made.
+-- +goose StatementBegin
+CREATE FUNCTION grantd.purge_aliases(before timestamptz, at_most integer) RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER SET search_path = grantd, pg_temp AS $$
+    WITH purged AS (
+        DELETE FROM operations o
+         USING (SELECT tenant_id, idempotency_key FROM operations
+                 WHERE owner_key > '' AND applied_at < before
+                 ORDER BY applied_at LIMIT at_most) AS old
+         -- Without a word of owner_key here: it would offer the index by age for each single row.
+         WHERE o.tenant_id = old.tenant_id AND o.idempotency_key = old.idempotency_key
+        RETURNING 1)
+    SELECT count(*) FROM purged
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION grantd.purge_aliases(timestamptz, integer) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION grantd.purge_aliases(timestamptz, integer) TO grantd_service;

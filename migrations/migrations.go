@@ -19,11 +19,17 @@ import (
 //go:embed *.sql
 var FS embed.FS
 
-// versionTable keeps which migrations ran. It stands outside the service's schema: the service's role has no business in it.
-const versionTable = "grantd_schema_version"
+// versionTable keeps which migrations ran.
+const versionTable = "grantd.schema_version"
+
+// makeSchemaSQL comes before the first migration, since the version table is in it.
+const makeSchemaSQL = `CREATE SCHEMA IF NOT EXISTS grantd`
+
+// letServiceReadSQL lets the service see whether it is up to date.
+const letServiceReadSQL = `GRANT SELECT ON grantd.schema_version TO grantd_service`
 
 // Up brings the database up to date and returns the names of the files it ran; none when it already was. The login needs
-// CREATE on the database, and CREATEROLE unless the role grantd_service exists.
+// CREATE on the database and, unless the role grantd_service exists and the login is its member, CREATEROLE.
 func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	cfg, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
@@ -36,8 +42,14 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := makeSchema(ctx, db); err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
 	results, err := provider.Up(ctx)
 	if err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
+	if _, err := db.ExecContext(ctx, letServiceReadSQL); err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	names := make([]string, 0, len(results))
@@ -47,20 +59,22 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	return names, nil
 }
 
-// Pending says whether the database lacks migrations that this build needs.
-func Pending(ctx context.Context, databaseURL string) (bool, error) {
-	cfg, err := pgx.ParseConfig(databaseURL)
-	if err != nil {
-		return false, fmt.Errorf("database URL: %w", err)
+// makeSchema tolerates another replica that makes it at the same moment: IF NOT EXISTS looks before it locks.
+func makeSchema(ctx context.Context, db *sql.DB) error {
+	var there bool
+	if err := db.QueryRowContext(ctx, schemaThereSQL).Scan(&there); err != nil || there {
+		return err
 	}
-	db := stdlib.OpenDB(*cfg)
-	defer db.Close()
-	provider, err := newProvider(db)
-	if err != nil {
-		return false, err
+	if _, err := db.ExecContext(ctx, makeSchemaSQL); err != nil {
+		if look := db.QueryRowContext(ctx, schemaThereSQL).Scan(&there); look == nil && there {
+			return nil
+		}
+		return err
 	}
-	return provider.HasPending(ctx)
+	return nil
 }
+
+const schemaThereSQL = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'grantd')`
 
 func newProvider(db *sql.DB) (*goose.Provider, error) {
 	// The session lock lets one replica migrate while the others wait for it.
@@ -70,4 +84,48 @@ func newProvider(db *sql.DB) (*goose.Provider, error) {
 	}
 	return goose.NewProvider(goose.DialectPostgres, db, FS,
 		goose.WithSessionLocker(locker), goose.WithTableName(versionTable))
+}
+
+// pendingSQL compares what ran with the newest file, as the service's role, and writes nothing. The role or the table is not there before
+// the first migration.
+const (
+	migratedOnceSQL = `
+SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'grantd_service')
+   AND EXISTS (SELECT FROM pg_tables WHERE schemaname = 'grantd' AND tablename = 'schema_version')`
+	takeRoleSQL = `SET ROLE grantd_service`
+	pendingSQL  = `SELECT COALESCE(max(version_id), 0) < $1 FROM grantd.schema_version WHERE is_applied`
+)
+
+// Pending says whether the database lacks migrations that this build needs. It needs no more rights than the service has.
+func Pending(ctx context.Context, databaseURL string) (bool, error) {
+	conn, err := pgx.Connect(ctx, databaseURL)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close(ctx)
+	var once bool
+	if err := conn.QueryRow(ctx, migratedOnceSQL).Scan(&once); err != nil || !once {
+		return true, err
+	}
+	if _, err := conn.Exec(ctx, takeRoleSQL); err != nil {
+		return false, fmt.Errorf("the login must be a member of grantd_service: %w", err)
+	}
+	newest, err := newestVersion()
+	if err != nil {
+		return false, err
+	}
+	var pending bool
+	if err := conn.QueryRow(ctx, pendingSQL, newest).Scan(&pending); err != nil {
+		return false, fmt.Errorf("read the migrations that ran: %w", err)
+	}
+	return pending, nil
+}
+
+func newestVersion() (int64, error) {
+	files, err := FS.ReadDir(".")
+	if err != nil {
+		return 0, err
+	}
+	// Sorted by name, and so by number.
+	return goose.NumericComponent(files[len(files)-1].Name())
 }

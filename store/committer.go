@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -83,16 +84,20 @@ func (c *committer) commit(batch []*pending) error {
 	}
 }
 
-// try runs one transaction for the batch.
-func (c *committer) try(batch []*pending) error {
+// try runs one transaction for the batch. A panic in it fails these commands, and not the process with everybody else's.
+func (c *committer) try(batch []*pending) (err error) {
 	ctx, end := c.trace(batch)
-	if err := c.session.connect(c.config.ConnectTimeout); err != nil {
+	defer func() {
+		if p := recover(); p != nil {
+			c.session.drop()
+			err = fmt.Errorf("%w: panic: %v\n%s", errBug, p, debug.Stack())
+		}
 		end(err)
+	}()
+	if err := c.session.connect(c.config.ConnectTimeout); err != nil {
 		return err
 	}
-	err := c.run.run(ctx, batch)
-	end(err)
-	return err
+	return c.run.run(ctx, batch)
 }
 
 // fail answers the batch with an error.

@@ -57,8 +57,12 @@ type ids struct {
 }
 
 // decide is the ladder that every write climbs: the key is known; the business key is taken; a precondition fails; else
-// the write. It reports false when a stored payload has a recipe that this build does not know.
+// the write. It reports false when a stored payload has a recipe that this build does not know, or when a row that is kept for ever
+// is gone: then somebody has had his hands in the tables.
 func decide(c *Command, f *facts, catalog *Catalog, id ids) (Answer, change, bool) {
+	if f.winner == nil && f.entitlement != nil {
+		return Answer{}, change{}, false
+	}
 	if f.known != nil {
 		return replayOfKey(c, f)
 	}

@@ -79,7 +79,7 @@ func interpretError(err error) (remedy, string) {
 	if errors.Is(err, errRaced) {
 		return runAgain, ReasonContention
 	}
-	if errors.Is(err, errDriver) {
+	if errors.Is(err, errBug) {
 		return giveUp, ""
 	}
 	if errors.Is(err, errReadOnly) {
@@ -130,8 +130,9 @@ var errNoSession = errors.New("no session with a writable primary")
 // errReadOnly says that the server takes no writes.
 var errReadOnly = errors.New("the server is read-only")
 
-// errDriver says that the driver could not send or read what a well session has for it.
-var errDriver = errors.New("driver")
+// errBug says that a transaction failed for no reason of the database: the driver could not send or read what a well session has for it,
+// or something panicked.
+var errBug = errors.New("bug")
 
 // errRaced says that a command took its invoice's lock, moved its record, and then found that it had been answered meanwhile.
 var errRaced = errors.New("lost a race")

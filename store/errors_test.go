@@ -53,7 +53,7 @@ func TestInterpretError_BySQLSTATE(t *testing.T) {
 		{fmt.Errorf("%w: %w", errNoSession, &pgconn.PgError{Code: "28P01"}), dropConnection, ReasonDatabaseUnavailable},
 		{fmt.Errorf("%w: %w", errNoSession, errReadOnly), dropConnection, ReasonReadOnly},
 		// The same for every command, until somebody mends it.
-		{fmt.Errorf("%w: %w", errDriver, io.ErrUnexpectedEOF), giveUp, ""},
+		{fmt.Errorf("%w: %w", errBug, io.ErrUnexpectedEOF), giveUp, ""},
 		{&pgconn.PgError{Code: "42501"}, giveUp, ""},
 		{&pgconn.PgError{Code: "42P01"}, giveUp, ""},
 		{&pgconn.PgError{Code: "28P01"}, giveUp, ""},

@@ -103,22 +103,16 @@ func (s *Store) purgeDeliveries(ctx context.Context, before time.Time) error {
 	}
 }
 
-// purgeAliasesSQL removes some aliases that were bound before a time. Owners have no owner_key, and stay. The outer condition names the
-// key alone, so that its index is the only one to be used: by that of the age, each row would cost a scan of all aliases.
-const purgeAliasesSQL = `
-DELETE FROM operations o
- USING (SELECT tenant_id, idempotency_key FROM operations
-         WHERE owner_key > '' AND applied_at < $1
-         ORDER BY applied_at LIMIT $2) AS old
- WHERE o.tenant_id = old.tenant_id AND o.idempotency_key = old.idempotency_key`
+// purgeAliasesSQL calls a function, since the service's role may delete nothing of operations by itself.
+const purgeAliasesSQL = `SELECT purge_aliases($1, $2)`
 
 func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 	for {
-		tag, err := s.house.Exec(ctx, purgeAliasesSQL, before, purgeBatch)
-		if err != nil {
+		var purged int64
+		if err := s.house.QueryRow(ctx, purgeAliasesSQL, before, purgeBatch).Scan(&purged); err != nil {
 			return fmt.Errorf("purge aliases: %w", err)
 		}
-		if tag.RowsAffected() < purgeBatch {
+		if purged < purgeBatch {
 			return nil
 		}
 	}

@@ -66,7 +66,7 @@ func (m *meters) observe(meter metric.Meter) error {
 		unit        string
 		description string
 	}{
-		"grantd.database.writable":             {&m.writable, "1", "1 while a writable primary answers."},
+		"grantd.database.writable":             {&m.writable, "", "1 while a writable primary answers."},
 		"grantd.database.synchronous_standbys": {&m.standbys, "{standby}", "Standbys that a commit waits for; below 0 the service may not see it."},
 		"grantd.attempts.days_ahead":           {&m.daysAhead, "d", "Days from today on that have a partition for attempts; at 0 grants fail."},
 	} {

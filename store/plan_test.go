@@ -25,7 +25,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"insertOperations": insertOperationsSQL, "insertEntitlements": insertEntitlementsSQL, "turnEntitlements": turnEntitlementsSQL,
 		"insertEntries": insertEntriesSQL, "insertAttempts": insertAttemptsSQL,
 		"locate": locateSQL, "lookup": lookupSQL, "aliases": aliasesSQL, "entriesOf": entriesOfSQL, "attemptsUnder": attemptsUnderSQL,
-		"entitlement": entitlementSQL, "purgeAliases": purgeAliasesSQL, "check": checkSQL,
+		"entitlement": entitlementSQL, "check": checkSQL,
 		"listByTenant": listByTenantSQL, "listByType": listByTypeSQL, "listByInvoice": listByInvoiceSQL,
 		"keysByEvent":   listOperationsHead + keysByEventSQL + listOperationsTail,
 		"keysByInvoice": listOperationsHead + keysByInvoiceSQL + listOperationsTail,

@@ -103,7 +103,7 @@ func (t *transaction) abandon(ctx context.Context, why error) error {
 	}
 	var pg *pgconn.PgError
 	if !errors.As(why, &pg) && !errors.Is(why, errRaced) {
-		why = fmt.Errorf("%w: %w", errDriver, why)
+		why = fmt.Errorf("%w: %w", errBug, why)
 	}
 	if _, err := t.session.conn.Exec(ctx, rollbackSQL); err != nil {
 		t.session.drop()
@@ -126,6 +126,10 @@ func (t *transaction) decide(batch []*pending) error {
 			// This command's evidence moved the record before its key or its effect turned out to be taken, by a winner
 			// that the lock waited for. Nothing of it may stay: the next try sees the winner and leaves the invoice alone.
 			return errRaced
+		}
+		if !ok && f.winner == nil {
+			p.err = fmt.Errorf("tenant %q: the operation that made entitlement %s is not there", p.command.TenantID, f.entitlement.ID)
+			continue
 		}
 		if !ok {
 			p.err = &Failure{Reason: ReasonNewerRecipe, RetryDelay: time.Minute}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"time"
 
@@ -29,6 +30,9 @@ type devCmd struct {
 }
 
 func (c *devCmd) run(ctx context.Context, io stdio) (err error) {
+	if c.TLSCert != "" || c.TLSKey != "" || c.ClientCA != "" {
+		return errors.New("dev serves plaintext; --tls-cert, --tls-key and --client-ca are for serve")
+	}
 	dir := c.DataDir
 	if dir == "" {
 		if dir, err = pgdev.DefaultDataDir(); err != nil {
@@ -85,6 +89,7 @@ const sampleTimeout = 30 * time.Second
 
 // sendSample sends one invoice-paid event twice, and prints what to do next with the same event.
 func (c *devCmd) sendSample(ctx context.Context, io stdio, addr string) error {
+	stopped := ctx
 	ctx, cancel := context.WithTimeout(ctx, sampleTimeout)
 	defer cancel()
 	conn, err := grpc.NewClient(addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultServiceConfig(client.ServiceConfig()))
@@ -96,7 +101,7 @@ func (c *devCmd) sendSample(ctx context.Context, io stdio, addr string) error {
 	request := &entitlementv1.GrantEntitlementRequest{
 		IdempotencyKey: "billing:grant:" + invoice + ":team_access",
 		Grant: &entitlementv1.Grant{
-			TenantId: "acme", InvoiceId: invoice, EntitlementType: "team_access", Scope: map[string]string{"seats": "10"},
+			TenantId: "demo", InvoiceId: invoice, EntitlementType: "team_access", Scope: map[string]string{"seats": "10"},
 		},
 		Invoice: &entitlementv1.InvoiceEvidence{State: entitlementv1.InvoiceState_INVOICE_STATE_PAID, Version: 1},
 		Source:  "billing",
@@ -105,8 +110,16 @@ func (c *devCmd) sendSample(ctx context.Context, io stdio, addr string) error {
 	for _, event := range []string{"evt_first", "evt_again"} {
 		request.EventId = event
 		r, err := entitlementv1.NewEntitlementServiceClient(conn).GrantEntitlement(ctx, request)
+		if stopped.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("the sample event: %w", err)
+		}
+		if r.GetRejection() != nil {
+			// A catalogue without the type, for example.
+			fmt.Fprintf(io.stdout, "  %s  %s: %s\n", event, r.GetOutcome(), r.GetRejection().GetMessage())
+			return nil
 		}
 		fmt.Fprintf(io.stdout, "  %s  %-24s entitlement %s\n", event, r.GetOutcome(), r.GetEntitlement().GetEntitlementId())
 	}
@@ -119,12 +132,12 @@ const sampleText = `
 Go on with it (grpcurl: go install github.com/fullstorydev/grpcurl/cmd/grpcurl@latest).
 
 A third arrival is answered OUTCOME_ALREADY_APPLIED:
-  grpcurl -plaintext -d '{"idempotencyKey":"billing:grant:%[2]s:team_access","grant":{"tenantId":"acme","invoiceId":"%[2]s","entitlementType":"team_access","scope":{"seats":"10"}},"invoice":{"state":"INVOICE_STATE_PAID","version":"1"}}' %[1]s entitlement.v1.EntitlementService/GrantEntitlement
+  grpcurl -plaintext -d '{"idempotencyKey":"billing:grant:%[2]s:team_access","grant":{"tenantId":"demo","invoiceId":"%[2]s","entitlementType":"team_access","scope":{"seats":"10"}},"invoice":{"state":"INVOICE_STATE_PAID","version":"1"}}' %[1]s entitlement.v1.EntitlementService/GrantEntitlement
 
 Another payload under the same key is OUTCOME_CONFLICTING_PAYLOAD, and changes nothing:
-  grpcurl -plaintext -d '{"idempotencyKey":"billing:grant:%[2]s:team_access","grant":{"tenantId":"acme","invoiceId":"%[2]s","entitlementType":"team_access","scope":{"seats":"500"}},"invoice":{"state":"INVOICE_STATE_PAID","version":"1"}}' %[1]s entitlement.v1.EntitlementService/GrantEntitlement
+  grpcurl -plaintext -d '{"idempotencyKey":"billing:grant:%[2]s:team_access","grant":{"tenantId":"demo","invoiceId":"%[2]s","entitlementType":"team_access","scope":{"seats":"500"}},"invoice":{"state":"INVOICE_STATE_PAID","version":"1"}}' %[1]s entitlement.v1.EntitlementService/GrantEntitlement
 
 What happened to every attempt, and to every event on its way out:
-  grpcurl -plaintext -d '{"tenantId":"acme","idempotencyKey":"billing:grant:%[2]s:team_access","view":"OPERATION_VIEW_FULL"}' %[1]s entitlement.v1.EntitlementService/GetOperation
+  grpcurl -plaintext -d '{"tenantId":"demo","idempotencyKey":"billing:grant:%[2]s:team_access","view":"OPERATION_VIEW_FULL"}' %[1]s entitlement.v1.EntitlementService/GetOperation
 
 `

@@ -97,7 +97,7 @@ func TestDev_OneEventForTwoArrivals(t *testing.T) {
 	defer ended.Wait()
 	defer stop()
 
-	id := stdout.wait(t, limit, `webhook: entitlement\.granted +team_access for acme  event (\S+/1)  key `)
+	id := stdout.wait(t, limit, `webhook: entitlement\.granted +team_access for demo  event (\S+/1)  key `)
 	conn, err := nats.Connect(stdout.wait(t, limit, `NATS on (\S+),`))
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func TestDev_WebhookReceiver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const event = `{"specversion":"1.0","id":"e/1","source":"/s","type":"entitlement.granted","subject":"team_access","tenantid":"acme"}`
+	const event = `{"specversion":"1.0","id":"e/1","source":"/s","type":"entitlement.granted","subject":"team_access","tenantid":"demo"}`
 	for _, test := range []struct {
 		name   string
 		signer *standardwebhooks.Webhook

@@ -75,6 +75,9 @@ const heapGrowthPercent = 400
 
 // serve runs the service until ctx ends. local are destinations beside those of the file. started is called once calls are answered.
 func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.Destination, io stdio, started func(addresses) error) error {
+	if c.Committers < 1 {
+		return errors.New("--committers must be at least 1")
+	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowthPercent)
 	}

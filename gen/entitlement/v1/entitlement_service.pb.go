@@ -1590,7 +1590,7 @@ func (*ReverseEntitlementResponse_Failure) isReverseEntitlementResponse_Result()
 type ReinstateEntitlementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names this decision within the tenant, by the rules of GrantEntitlementRequest. An entitlement can be turned more than once, so
-	// the key needs what tells one decision from the next, for example `support:reverse:CASE-4711`. A replay must carry the same key.
+	// the key needs what tells one decision from the next, for example `support:reinstate:CASE-4711`. A replay must carry the same key.
 	IdempotencyKey string `protobuf:"bytes,1,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// The tenant. Required.
 	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
@@ -2058,7 +2058,8 @@ type CheckEntitlementRequest struct {
 	TenantId string `protobuf:"bytes,1,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
 	// The entitlement type. Required.
 	EntitlementType string `protobuf:"bytes,2,opt,name=entitlement_type,json=entitlementType,proto3" json:"entitlement_type,omitempty"`
-	// The moment; unset for now, in database time. An entitlement is judged by its state as of now and by its window at that moment.
+	// The moment; unset for now, in database time. An entitlement is judged by its state as of now and by its
+	// window at that moment; one without `starts_at` has no beginning, and so is held before it was granted too.
 	At            *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
