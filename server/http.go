@@ -61,7 +61,8 @@ func (h HTTP) ready(ctx context.Context) readyAnswer {
 		return err
 	})
 	if err != nil {
-		return readyAnswer{Reason: err.Error()}
+		// Who may ask here need not know what the database is called; health logs the whole error.
+		return readyAnswer{Reason: "the database does not answer"}
 	}
 	answer := readyAnswer{
 		Ready: readiness.Writable, Writable: readiness.Writable, SynchronousStandbys: readiness.SynchronousStandbys,
@@ -72,7 +73,7 @@ func (h HTTP) ready(ctx context.Context) readyAnswer {
 	case readiness.SynchronousStandbys == 0:
 		answer.Warning = "no synchronous standby answers: what is acknowledged is lost with the primary"
 	case readiness.SynchronousStandbys < 0:
-		answer.Warning = "the database role may not see whether a synchronous standby answers: grant it pg_monitor"
+		answer.Warning = "the database role may not see whether a synchronous standby answers: grant it pg_read_all_stats"
 	}
 	return answer
 }

@@ -26,6 +26,8 @@ const (
 	handshakeTimeout = 10 * time.Second
 
 	defaultMaxConcurrentStreams = 1024
+	// streamWorkers take a few KiB each.
+	streamWorkers = 512
 )
 
 // Limits bounds what one connection may use.
@@ -46,6 +48,8 @@ func (t *Transport) ServerOptions(config *tls.Config, limits Limits) []grpc.Serv
 	options := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(MaxRequestBytes),
 		grpc.MaxConcurrentStreams(limits.MaxConcurrentStreams),
+		// A goroutine that is used again has grown its stack already; beyond these, each call gets a new one.
+		grpc.NumStreamWorkers(streamWorkers),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		// gRPC's default of five minutes cuts off clients that keep a balancer's path open.

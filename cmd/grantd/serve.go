@@ -71,7 +71,7 @@ func (c *serveCmd) run(ctx context.Context, io stdio) error {
 type addresses struct{ grpc, http string }
 
 // heapGrowthPercent trades memory for time: the live heap is small, and most of a call's cost is allocation.
-const heapGrowthPercent = 400
+const heapGrowthPercent = 800
 
 // serve runs the service until ctx ends. local are destinations beside those of the file. started is called once calls are answered.
 func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.Destination, io stdio, started func(addresses) error) error {
