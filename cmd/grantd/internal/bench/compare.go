@@ -13,7 +13,7 @@ const (
 	baseClients   = 32  // of pgbench, in the comparison
 	preloadCaller = 128 // callers of the point that compares a full database with an empty one
 	replayed      = 20_000
-	warmUp        = time.Second
+	warmUp        = 5 * time.Second
 )
 
 // CompareOptions say what is compared and for how long.

@@ -26,6 +26,7 @@ func productionSettings() map[string]string {
 		"effective_cache_size":         "4GB",
 		"maintenance_work_mem":         "256MB",
 		"max_wal_size":                 "4GB",
+		"min_wal_size":                 "2GB", // segments are used again, as on a server that has run for a while
 		"checkpoint_timeout":           "15min",
 		"checkpoint_completion_target": "0.9",
 		"wal_buffers":                  "16MB",
