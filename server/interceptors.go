@@ -18,7 +18,7 @@ import (
 
 const (
 	// MaxRequestBytes is the size of the largest message that the server reads.
-	MaxRequestBytes = 4 << 20
+	MaxRequestBytes = 1<<20 + 64<<10
 	// maxHeaderBytes holds a full baggage header (8 KiB), a token and trace headers several times over; gRPC's own
 	// default is 16 MiB, for each of the streams.
 	maxHeaderBytes = 64 << 10
@@ -101,7 +101,7 @@ func (t *Transport) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServe
 	}
 	if strings.HasPrefix(info.FullMethod, healthPrefix) {
 		// Its watcher is told NOT_SERVING before it is cut off.
-		for watched.lastStatus() == healthpb.HealthCheckResponse_SERVING || watched.lastStatus() == healthpb.HealthCheckResponse_UNKNOWN {
+		for watched.lastStatus() == healthpb.HealthCheckResponse_SERVING {
 			select {
 			case <-watched.sent:
 			case err := <-done:

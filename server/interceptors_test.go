@@ -75,8 +75,8 @@ func TestLimits_MessageSize(t *testing.T) {
 		_, err := client.GrantEntitlement(t.Context(), &entitlementv1.GrantEntitlementRequest{EventId: strings.Repeat("x", bytes)})
 		return err
 	}
-	wantCode(t, "a message of more than 4 MiB", send(server.MaxRequestBytes), codes.ResourceExhausted)
-	wantCode(t, "a message of nearly 4 MiB", send(server.MaxRequestBytes-16), codes.OK)
+	wantCode(t, "a message over the limit", send(server.MaxRequestBytes), codes.ResourceExhausted)
+	wantCode(t, "a message just below it", send(server.MaxRequestBytes-16), codes.OK)
 }
 
 func TestLimits_HeaderSize(t *testing.T) {

@@ -59,6 +59,8 @@ SELECT COALESCE($3, statement_timestamp()), entitlement_id, invoice_id, entitlem
 
 // Check judges whether the tenant holds the type at a moment, or now when that is nil.
 func (s *Store) Check(ctx context.Context, tenant, entitlementType string, at *time.Time) (Judgement, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	j := Judgement{Absence: entitlementv1.AbsenceReason_ABSENCE_REASON_NEVER_GRANTED, At: time.Now()}
 	var moment pgtype.Timestamptz
 	if at != nil {

@@ -43,7 +43,7 @@ func (c *committer) takeBatches() {
 }
 
 // commit answers every command of the batch, unless it returns an error: then one of them is blocked by a lock that is held
-// elsewhere, or is refused for its data, and none is answered.
+// elsewhere, or made the transaction fail for another reason that is not the session's, and none is answered.
 func (c *committer) commit(batch []*pending) error {
 	for try := 1; ; try++ {
 		started := time.Now()
@@ -68,7 +68,8 @@ func (c *committer) commit(batch []*pending) error {
 			// Most likely the session died while it was idle. Nothing was committed, so a new one may try.
 			c.session.drop()
 			continue
-		case what == splitOff && (len(batch) > 1 || reason == ReasonLockTimeout):
+		case what != dropConnection && len(batch) > 1, what == splitOff && reason == ReasonLockTimeout:
+			// Whatever it is, one command may have brought it on, and must not be the others' trouble.
 			return err
 		case what == dropConnection:
 			c.session.drop()
@@ -110,7 +111,9 @@ func (c *committer) fail(batch []*pending, err error) {
 		}
 	} else {
 		c.meters.unanswered("internal", len(batch))
-		c.log.Error("a transaction failed", "commands", len(batch), "error", err)
+		if c.quiet.mayLog("internal", time.Now()) {
+			c.log.Error("a transaction failed", "commands", len(batch), "error", err)
+		}
 	}
 	for _, p := range batch {
 		p.answer, p.err = Answer{}, err

@@ -86,7 +86,8 @@ func interpretError(err error) (remedy, string) {
 		return dropConnection, ReasonReadOnly
 	}
 	// Whatever keeps a session from being made, a wrong password too, is the set-up's trouble and may pass.
-	if errors.Is(err, errNoSession) || !errors.As(err, &pg) {
+	var connect *pgconn.ConnectError
+	if errors.Is(err, errNoSession) || errors.As(err, &connect) || !errors.As(err, &pg) {
 		return dropConnection, ReasonDatabaseUnavailable
 	}
 	switch pg.Code {
@@ -101,7 +102,7 @@ func interpretError(err error) (remedy, string) {
 	case "55P03": // lock_not_available
 		return splitOff, ReasonLockTimeout
 	case "23514": // check_violation; without a constraint's name, attempts has no partition for today
-		if pg.ConstraintName == "" {
+		if pg.ConstraintName == "" && pg.TableName == "attempts" {
 			return dropConnection, ReasonDatabaseUnavailable
 		}
 		return splitOff, ""

@@ -40,6 +40,8 @@ const (
 
 // Entitlements returns a page of a list, as they are now, and the token of the next page; empty when there is none.
 func (s *Store) Entitlements(ctx context.Context, f EntitlementFilter, page Page) ([]*Entitlement, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	place, err := s.tokens.place(f.list(), page.Token)
 	if err != nil {
 		return nil, "", err
@@ -137,8 +139,13 @@ SELECT DISTINCT ON (idempotency_key) * FROM (` + attemptColumnsSQL + `
  WHERE tenant_id = $1 AND (at, attempt_id) IN (SELECT * FROM unnest($3::timestamptz[], $4::uuid[]))) AS a
  ORDER BY idempotency_key, at DESC, attempt_id DESC`
 
+// maxOperationsPage keeps a page, of operations with an attempt each, one that clients accept.
+const maxOperationsPage = 500
+
 // Operations returns a page of the keys that a filter finds, in bytewise order, and the token of the next page; empty when there is none.
 func (s *Store) Operations(ctx context.Context, f OperationFilter, page Page) ([]ListedOperation, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	place, err := s.tokens.place(f.list(), page.Token)
 	if err != nil {
 		return nil, "", err
@@ -150,7 +157,7 @@ func (s *Store) Operations(ctx context.Context, f OperationFilter, page Page) ([
 	case f.InvoiceID != "":
 		keys, value = keysByInvoiceSQL, f.InvoiceID
 	}
-	limit := page.limit()
+	limit := min(page.limit(), maxOperationsPage)
 	rows, err := s.reads.Query(ctx, listOperationsHead+keys+listOperationsTail, f.TenantID, value, place, limit+1)
 	if err != nil {
 		return nil, "", readFailure(err)

@@ -320,3 +320,52 @@ func TestClose_AnswersWhatWaits(t *testing.T) {
 		t.Errorf("after the closing: %v, want a failure for %s", err, store.ReasonShuttingDown)
 	}
 }
+
+// A foreign key of somebody else's table shares the invoice's row. That needs no waiting, but made the row's lock look like another's:
+// every transaction with such an invoice was run again until it failed, and every tenant in it.
+func TestLocks_SharedRowDisturbsNobody(t *testing.T) {
+	b := setup(t)
+	want(t, b.Store, grant("shared", "k", "i", "x"), newly)
+	tx, _ := begin(t, b.url)
+	if _, err := tx.Exec(t.Context(), `SELECT FROM invoices WHERE tenant_id = 'shared' FOR KEY SHARE`); err != nil {
+		t.Fatal(err)
+	}
+	want(t, b.Store, grant("shared", "k2", "i", "y"), newly)
+	results, err := b.ApplyAll(t.Context(), []store.Command{*grant("shared", "k3", "i", "z"), *grant("other", "k", "i", "x")}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results {
+		if r.Err != nil || r.Answer.Outcome != newly {
+			t.Errorf("got %v, %v", r.Answer.Outcome, r.Err)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// One tenant's row is damaged, or somebody's trigger refuses it: whatever the error, only that tenant's commands may fail.
+func TestErrors_OfOneTenantAreItsOwn(t *testing.T) {
+	for _, code := range []string{"P0001", "XX001", "55000", "23514", "22000"} {
+		t.Run(code, func(t *testing.T) {
+			b := setup(t)
+			exec(t, b.sql, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused' USING ERRCODE = '`+code+`'; END $$`)
+			exec(t, b.sql, `CREATE TRIGGER refuse BEFORE INSERT ON entries FOR EACH ROW WHEN (NEW.tenant_id = 'evil') EXECUTE FUNCTION refuse()`)
+			var commands []store.Command
+			for n := range 50 {
+				commands = append(commands, *grant(fmt.Sprint("t", n), "k", "i", "x"))
+			}
+			commands[17] = *grant("evil", "k", "i", "x")
+			results, err := b.ApplyAll(t.Context(), commands, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n, r := range results {
+				if failed := r.Err != nil; failed != (n == 17) {
+					t.Errorf("%d: got %v, %v", n, r.Answer.Outcome, r.Err)
+				}
+			}
+		})
+	}
+}

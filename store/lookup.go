@@ -36,8 +36,11 @@ type Found struct {
 	Notifications []Notification
 }
 
-// storyLimit bounds the attempts and aliases of one answer, and so its size.
-const storyLimit = 1000
+// storyLimit bounds the attempts and aliases of one answer, and entriesLimit its entries, so that it stays one that clients accept.
+const (
+	storyLimit   = 500
+	entriesLimit = 1000
+)
 
 // lookupSQL reads what is known, and in the same statement whether this is a writable primary: only such a one may say that there
 // is nothing. It returns a row in any case.
@@ -50,6 +53,8 @@ SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'o
 
 // Operation looks an operation up. NOT_APPLIED is answered by a writable primary alone; elsewhere a *Failure is.
 func (s *Store) Operation(ctx context.Context, l Lookup) (Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	business := l.BusinessKey
 	if l.Grant != nil {
 		business = l.Grant.BusinessKey()
@@ -173,7 +178,8 @@ func (s *Store) aliases(ctx context.Context, tenant, owner string) ([]Alias, err
 	return all, nil
 }
 
-// entriesOfSQL reads the ledger of the operation's entitlement, or the entries that the operation appended on its invoice.
+// entriesOfSQL reads the ledger of the operation's entitlement, or the entries that the operation appended on its invoice; the latest
+// first, since there may be more than an answer holds.
 const entriesOfSQL = `
 SELECT n.entitlement_id, n.entry_number, n.kind, n.operation_key, n.invoice_version, n.actor, n.reason, n.at
   FROM entitlements e
@@ -181,11 +187,11 @@ SELECT n.entitlement_id, n.entry_number, n.kind, n.operation_key, n.invoice_vers
  WHERE e.tenant_id = $1
    AND ($2::uuid IS NOT NULL AND e.entitlement_id = $2
      OR $2::uuid IS NULL AND e.invoice_id = $3 AND n.operation_key = $4)
- ORDER BY n.entitlement_id, n.entry_number`
+ ORDER BY n.entitlement_id DESC, n.entry_number DESC LIMIT $5`
 
 func (s *Store) entriesOf(ctx context.Context, op *Operation) ([]Entry, error) {
 	id := pgtype.UUID{Bytes: op.EntitlementID, Valid: op.EntitlementID != uuid.Nil}
-	rows, err := s.reads.Query(ctx, entriesOfSQL, op.TenantID, id, op.InvoiceID, op.IdempotencyKey)
+	rows, err := s.reads.Query(ctx, entriesOfSQL, op.TenantID, id, op.InvoiceID, op.IdempotencyKey, entriesLimit)
 	if err != nil {
 		return nil, readFailure(err)
 	}
@@ -202,6 +208,7 @@ func (s *Store) entriesOf(ctx context.Context, op *Operation) ([]Entry, error) {
 	if err := rows.Err(); err != nil {
 		return nil, readFailure(err)
 	}
+	slices.Reverse(all)
 	return all, nil
 }
 
@@ -270,6 +277,8 @@ const entitlementSQL = entitlementColumnsSQL + `
 
 // Entitlement returns one as it is now, or ErrNotFound.
 func (s *Store) Entitlement(ctx context.Context, tenant string, t Target) (*Entitlement, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	id := pgtype.UUID{Bytes: t.EntitlementID, Valid: t.EntitlementID != uuid.Nil}
 	b := t.BusinessKey
 	var r entitlementRow

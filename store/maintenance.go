@@ -189,11 +189,15 @@ func (s *Store) makePartition(ctx context.Context, day time.Time) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE IF NOT EXISTS %s PARTITION OF attempts FOR VALUES FROM ('%s') TO ('%s')`,
+		// Made apart and then attached: that waits for no reader and keeps no writer waiting, as PARTITION OF would.
+		if _, err := tx.Exec(ctx, fmt.Sprintf(`CREATE TABLE %s (LIKE attempts INCLUDING ALL)`, partitionName(day))); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, fmt.Sprintf(`ALTER TABLE attempts ATTACH PARTITION %s FOR VALUES FROM ('%s') TO ('%s')`,
 			partitionName(day), day.Format(time.RFC3339), day.AddDate(0, 0, 1).Format(time.RFC3339)))
 		return err
 	})
-	if hasCode(err, "42P07") { // duplicate_table: another replica looked at the same time, and made it
+	if hasCode(err, "42P07", "42710", "23505") { // duplicate table, object or catalogue row: another replica made it meanwhile
 		return nil
 	}
 	return err

@@ -81,7 +81,6 @@ func (s *session) connect(timeout time.Duration) error {
 		}
 		return nil
 	}
-	cfg.RuntimeParams["lock_timeout"] = fmt.Sprint(s.lockTimeout.Milliseconds())
 	dial, established := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if established.Load() {
@@ -110,6 +109,11 @@ func (s *session) connect(timeout time.Duration) error {
 			return fmt.Errorf("%w: prepare: %w", errNoSession, err)
 		}
 	}
+	// Not before: preparing needs locks too, of a table that may just be getting a partition.
+	if _, err := conn.Exec(ctx, sessionLockTimeoutSQL, fmt.Sprint(s.lockTimeout.Milliseconds())); err != nil {
+		conn.Close(ctx)
+		return fmt.Errorf("%w: %w", errNoSession, err)
+	}
 	s.conn, s.established, s.unconfirmed = conn, established, false
 	socket := conn.PgConn().Conn()
 	s.socket.Store(&socket)
@@ -117,10 +121,12 @@ func (s *session) connect(timeout time.Duration) error {
 	return nil
 }
 
-// bound closes the socket after a time, so that a silent network ends the waiting. The returned function takes it back.
-func (s *session) bound(timeout time.Duration) (stop func() bool) {
-	return time.AfterFunc(timeout, s.cut).Stop
+// bound closes the socket after a time, so that a silent network ends the waiting, unless the timer is stopped or set anew.
+func (s *session) bound(timeout time.Duration) *time.Timer {
+	return time.AfterFunc(timeout, s.cut)
 }
+
+const sessionLockTimeoutSQL = `SELECT set_config('lock_timeout', $1, false)`
 
 // cut closes the socket, from any goroutine. Whatever is under way there fails.
 func (s *session) cut() {

@@ -202,7 +202,17 @@ func (s *Store) Close() {
 		s.maintenance.Wait()
 	}
 	s.writer.close()
-	s.closePools()
+	// A pool waits for its sessions to end, and a silent server never ends one.
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		s.closePools()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeTimeout):
+		s.config.Log.Warn("the database did not end its sessions in time")
+	}
 }
 
 func (s *Store) closePools() {
@@ -262,6 +272,9 @@ func (s *Store) ApplyAll(ctx context.Context, commands []Command, contexts []con
 	return results, nil
 }
 
+// readTimeout bounds a look-up whose caller set no deadline, so that a silent server does not hold it, and its connection, for ever.
+const readTimeout = 10 * time.Second
+
 // locateSQL finds what never changes: the business key of an id, and the id of a business key.
 const locateSQL = `
 SELECT entitlement_id, invoice_id, entitlement_type, operation_version
@@ -276,6 +289,8 @@ func (s *Store) locate(ctx context.Context, c *Command) error {
 	if c.Kind != entitlementv1.OperationKind_OPERATION_KIND_REVERSE && c.Kind != entitlementv1.OperationKind_OPERATION_KIND_REINSTATE {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	b := &c.Target.BusinessKey
 	var id any
 	if c.Target.EntitlementID != uuid.Nil {

@@ -70,16 +70,19 @@ func (e unknownFate) Unwrap() error { return e.error }
 // run decides and commits the batch, and sets the answers once COMMIT is confirmed. After an error nothing is committed,
 // unless it is an unknownFate. The session must be connected; ctx carries the trace alone, and is never cancelled.
 func (t *transaction) run(ctx context.Context, batch []*pending) error {
-	defer t.session.bound(t.timeout)()
+	silence := t.session.bound(t.timeout)
+	defer silence.Stop()
 	if err := t.read(ctx, batch); err != nil {
 		return t.abandon(ctx, err)
 	}
+	silence.Reset(t.timeout)
 	if err := t.lock(ctx, batch); err != nil {
 		return t.abandon(ctx, err)
 	}
 	if err := t.decide(batch); err != nil {
 		return t.abandon(ctx, err)
 	}
+	silence.Reset(t.timeout)
 	err := t.write(ctx)
 	if len(t.out.deliveries) > 0 {
 		// Also when the fate of the commit is unknown: a look in vain costs next to nothing.

@@ -62,7 +62,7 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 	if !grantsOnly {
 		t.choose(batch, lockers)
 		b.Queue(readInvoicesSQL, t.chosen)
-		t.queueReads(&b)
+		b.Queue(readFactsSQL, t.chosen)
 	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
@@ -76,7 +76,7 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 			return err
 		}
 		t.forget(lockers)
-		if err := t.scanReads(results, lockers); err != nil {
+		if err := t.scanFacts(results, lockers); err != nil {
 			return err
 		}
 		for _, i := range lockers {
@@ -93,7 +93,7 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 		return err
 	}
 	if !grantsOnly {
-		return nil
+		return t.readOnInvoice(ctx, batch, lockers)
 	}
 	t.movedRows = tag.RowsAffected()
 	return t.readUnmoved(ctx, batch, lockers)
@@ -182,12 +182,12 @@ SELECT tenant_id, invoice_id, GREATEST(state, 1::smallint), GREATEST(version, 0)
 // readInvoicesSQL reads, for each command, its invoice's record after the locks were taken, and whether this very transaction moved
 // it, by this command's evidence.
 const readInvoicesSQL = `
-SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid,
-       -- A row that was made after the locking statement looked for it is not locked.
-       pg_current_xact_id()::xid IN (i.xmin, i.xmax)
+SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AND i.xmin = pg_current_xact_id()::xid
   FROM unnest($1::command_row[]) WITH ORDINALITY
        AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
-  JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id`
+  JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id
+       -- They are locked already, but for a row that was made after the locking statement had looked for it.
+   FOR NO KEY UPDATE OF i`
 
 // readInvoices is sent where some record was there before and did not move.
 func (t *transaction) readInvoices(ctx context.Context, batch []*pending, places []int) error {
@@ -214,14 +214,11 @@ func (t *transaction) scanInvoices(results pgx.BatchResults, places []int) error
 	var position int
 	var state int16
 	var version int64
-	var moved, locked bool
-	dest := []any{&position, &state, &version, &moved, &locked}
+	var moved bool
+	dest := []any{&position, &state, &version, &moved}
 	for rows.Next() {
 		if err := rows.Scan(dest...); err != nil {
 			return err
-		}
-		if !locked {
-			return errRaced
 		}
 		f := &t.facts[places[position-1]]
 		f.invoice, f.moved = InvoiceVersion{entitlementv1.InvoiceState(state), version}, moved

@@ -18,35 +18,25 @@ func (t *transaction) choose(batch []*pending, places []int) {
 	}
 }
 
-// recording says whether any of the chosen commands records an invoice's state.
-func (t *transaction) recording() bool {
-	return slices.ContainsFunc(t.chosen, func(p *pending) bool {
-		return p.command.Kind == entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE
-	})
-}
-
-// queueReads asks for what is known of the chosen commands.
-func (t *transaction) queueReads(b *pgx.Batch) {
-	b.Queue(readFactsSQL, t.chosen)
-	if t.recording() {
-		b.Queue(readOnInvoiceSQL, t.chosen)
+// readOnInvoice reads the invoices' entitlements for those of the commands that take them back, or have done so.
+func (t *transaction) readOnInvoice(ctx context.Context, batch []*pending, places []int) error {
+	var reversing []int
+	for _, i := range places {
+		c := &batch[i].command
+		if c.Kind == entitlementv1.OperationKind_OPERATION_KIND_RECORD_INVOICE_STATE && c.Invoice.reverses() {
+			reversing = append(reversing, i)
+		}
 	}
-}
-
-// scanReads takes what queueReads asked for.
-func (t *transaction) scanReads(results pgx.BatchResults, places []int) error {
-	if err := t.scanFacts(results, places); err != nil {
-		return err
-	}
-	if !t.recording() {
+	if len(reversing) == 0 {
 		return nil
 	}
-	rows, err := results.Query()
+	t.choose(batch, reversing)
+	rows, err := t.session.conn.Query(ctx, readOnInvoiceSQL, t.chosen)
 	if err != nil {
 		return err
 	}
 	return scanOnInvoice(rows, func(position int) (*facts, string) {
-		return &t.facts[places[position-1]], t.chosen[position-1].command.TenantID
+		return &t.facts[reversing[position-1]], t.chosen[position-1].command.TenantID
 	})
 }
 
@@ -137,13 +127,18 @@ func scanPlaces(results pgx.BatchResults, places []int) ([]int, error) {
 func (t *transaction) readFacts(ctx context.Context, batch []*pending, places []int) error {
 	t.choose(batch, places)
 	var b pgx.Batch
-	t.queueReads(&b)
+	b.Queue(readFactsSQL, t.chosen)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
-	if err := t.scanReads(results, places); err != nil {
+	if err := t.scanFacts(results, places); err != nil {
 		return err
 	}
-	return results.Close()
+	if err := results.Close(); err != nil {
+		return err
+	}
+	// What is new reads them under the lock.
+	replays := slices.DeleteFunc(slices.Clone(places), func(i int) bool { return t.facts[i].known == nil })
+	return t.readOnInvoice(ctx, batch, replays)
 }
 
 // factsColumns and factsFrom read what is known of the commands c: the row under the key, the winner, the entitlement

@@ -30,9 +30,25 @@ type output struct {
 }
 
 func (o *output) reset() {
-	o.operations, o.granted, o.turned = o.operations[:0], o.granted[:0], o.turned[:0]
-	o.entries, o.attempts = o.entries[:0], o.attempts[:0]
-	o.deliveries, o.notifications = o.deliveries[:0], o.notifications[:0]
+	empty(&o.operations)
+	empty(&o.granted)
+	empty(&o.turned)
+	empty(&o.entries)
+	empty(&o.attempts)
+	empty(&o.deliveries)
+	empty(&o.notifications)
+}
+
+// keptRows bounds what is kept for the next batch: one large refund must not hold its memory for ever.
+const keptRows = 4096
+
+// empty keeps the slice's room, but not what its elements point to.
+func empty[R any](rows *[]R) {
+	clear(*rows)
+	*rows = (*rows)[:0]
+	if cap(*rows) > keptRows {
+		*rows = nil
+	}
 }
 
 func (o *output) add(c *Command, a *Answer, ch *change, attempt uuid.UUID, now time.Time, to []Destination) {

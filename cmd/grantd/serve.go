@@ -139,7 +139,7 @@ func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.
 		// The store's own end, at most a second, is part of the grace.
 		Stop: server.Stop{Grace: c.ShutdownGrace - min(c.ShutdownGrace/5, time.Second), Delay: c.ShutdownDelay},
 	})
-	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second}
+	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	go httpServer.Serve(httpListener)
 	defer httpServer.Close()
 

@@ -626,12 +626,12 @@ type GetOperationResponse struct {
 	CurrentState EntitlementState `protobuf:"varint,6,opt,name=current_state,json=currentState,proto3,enum=entitlement.v1.EntitlementState" json:"current_state,omitempty"`
 	// The number of the entitlement's last entry now.
 	CurrentVersion int64 `protobuf:"varint,7,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
-	// FULL: every attempt kept under the operation's key and its aliases, oldest first, at most the latest 1,000; also where there
+	// FULL: every attempt kept under the operation's key and its aliases, oldest first, at most the latest 500; also where there
 	// is no operation, and only refusals or conflicts are known.
 	Attempts []*Attempt `protobuf:"bytes,8,rep,name=attempts,proto3" json:"attempts,omitempty"`
-	// FULL: the later keys bound to this operation, oldest first, at most the latest 1,000.
+	// FULL: the later keys bound to this operation, oldest first, at most the latest 500.
 	Aliases []*Alias `protobuf:"bytes,9,rep,name=aliases,proto3" json:"aliases,omitempty"`
-	// FULL: the ledger of the entitlement, whole; for RecordInvoiceState, the entries that it caused.
+	// FULL: the ledger of the entitlement, or for RecordInvoiceState the entries that it caused; at most the latest 1,000.
 	Entries []*Entry `protobuf:"bytes,10,rep,name=entries,proto3" json:"entries,omitempty"`
 	// The stored result of RecordInvoiceState, unless NOT_APPLIED or CONFLICTING_PAYLOAD.
 	Recorded *RecordedInvoice `protobuf:"bytes,11,opt,name=recorded,proto3" json:"recorded,omitempty"`
@@ -2202,7 +2202,7 @@ type ListOperationsRequest struct {
 	//	*ListOperationsRequest_InvoiceId
 	//	*ListOperationsRequest_EntitlementType
 	Filter isListOperationsRequest_Filter `protobuf_oneof:"filter"`
-	// How many at most, 1-1000; 0 stands for 100.
+	// How many at most, 1-1000; 0 stands for 100. A page may hold fewer and still not be the last.
 	PageSize int32 `protobuf:"varint,5,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// The token of the page before; empty for the first page. Opaque; only good for the same tenant and filter.
 	PageToken     string `protobuf:"bytes,6,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
