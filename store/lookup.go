@@ -46,10 +46,8 @@ const (
 // is nothing. It returns a row in any case.
 const lookupSQL = `
 SELECT NOT pg_is_in_recovery() AND current_setting('transaction_read_only') = 'off',` + factsColumns + `
-  FROM (VALUES (1)) AS one
-  LEFT JOIN (SELECT c.*, ` + knownColumns + `
-          FROM (VALUES ($1::text, $2::text, $3::smallint, $4::text, $5::text, $6::bigint))
-               AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version)` + factsFrom + ` ON true`
+  FROM (VALUES ($1::text, $2::text, $3::smallint, $4::text, $5::text, $6::bigint))
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version)` + factsFrom
 
 // Operation looks an operation up. NOT_APPLIED is answered by a writable primary alone; elsewhere a *Failure is.
 func (s *Store) Operation(ctx context.Context, l Lookup) (Found, error) {

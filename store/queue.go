@@ -86,9 +86,10 @@ func claimsOf(c *Command) claims {
 type queue struct {
 	limit int
 
-	mu      sync.Mutex
-	arrived sync.Cond
-	waiting []*pending
+	mu sync.Mutex
+	// arrived wakes who takes whatever waits, and plenty who only helps with much.
+	arrived, plenty sync.Cond
+	waiting         []*pending
 	// held has the claims of every command in flight. A claim held here makes later commands wait their turn.
 	held   map[claim]int
 	closed bool
@@ -101,7 +102,7 @@ const exclusive = -1
 
 func newQueue(limit int) *queue {
 	q := &queue{limit: limit, held: make(map[claim]int), claimed: make(map[claim]int)}
-	q.arrived.L = &q.mu
+	q.arrived.L, q.plenty.L = &q.mu, &q.mu
 	return q
 }
 
@@ -114,26 +115,36 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 	}
 	n = min(len(commands), q.limit-len(q.waiting))
 	q.waiting = append(q.waiting, commands[:n]...)
-	if n > 1 {
-		q.arrived.Broadcast()
-	} else {
-		q.arrived.Signal()
+	q.arrived.Signal()
+	if len(q.waiting) >= muchWaits {
+		q.plenty.Broadcast()
 	}
 	return n, false
 }
 
-// take waits until some command can be run, and moves up to limit of those that may share a transaction into batch: at
+// muchWaits is how many commands must wait for a committer that only helps: for fewer, a transaction of its own costs more than it
+// brings.
+const muchWaits = 128
+
+// take waits until some command can be run, or much waits where helping is set, and moves up to limit of those that may share a transaction into batch: at
 // most one per idempotency key, one per business key and, per invoice, either grants only or one other command. The rest
 // stay, in order. It returns an empty batch once the queue is closed and empty.
-func (q *queue) take(batch []*pending, limit int) []*pending {
+func (q *queue) take(batch []*pending, limit int, helping bool) []*pending {
+	wake := &q.arrived
+	if helping {
+		wake = &q.plenty
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		batch = q.pick(batch[:0], limit)
-		if len(batch) > 0 || q.closed && len(q.waiting) == 0 {
+		batch = batch[:0]
+		if !helping || len(q.waiting) >= muchWaits {
+			batch = q.pick(batch, limit)
+		}
+		if len(batch) > 0 || q.closed && (helping || len(q.waiting) == 0) {
 			return batch
 		}
-		q.arrived.Wait()
+		wake.Wait()
 	}
 }
 
@@ -217,6 +228,7 @@ func (q *queue) release(batch []*pending) {
 	}
 	if len(q.waiting) > 0 || q.closed {
 		q.arrived.Broadcast()
+		q.plenty.Broadcast()
 	}
 }
 
@@ -241,4 +253,5 @@ func (q *queue) shut() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.arrived.Broadcast()
+	q.plenty.Broadcast()
 }

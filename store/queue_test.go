@@ -160,10 +160,10 @@ func TestQueue_DropsWhatItsCallerLeft(t *testing.T) {
 func TestQueue_ReleaseWakesATaker(t *testing.T) {
 	q := newQueue(100)
 	q.put([]*pending{queuedRecord("a", "i")})
-	first := q.take(nil, 100)
+	first := q.take(nil, 100, false)
 	q.put([]*pending{queuedRecord("b", "i")})
 	second := make(chan []*pending)
-	go func() { second <- q.take(nil, 100) }()
+	go func() { second <- q.take(nil, 100, false) }()
 	q.release(first)
 	if got := keysOf(<-second); got != "b" {
 		t.Errorf("took %q, want b", got)
@@ -173,7 +173,7 @@ func TestQueue_ReleaseWakesATaker(t *testing.T) {
 func TestQueue_ShutRunsDry(t *testing.T) {
 	q := newQueue(100)
 	q.put([]*pending{queuedRecord("a", "i"), queuedRecord("b", "i")})
-	first := q.take(nil, 100)
+	first := q.take(nil, 100, false)
 	q.shut()
 	if n, closed := q.put([]*pending{queuedRecord("c", "j")}); n != 0 || !closed {
 		t.Errorf("a closed queue took %d, closed %v", n, closed)
@@ -182,7 +182,7 @@ func TestQueue_ShutRunsDry(t *testing.T) {
 	go func() {
 		var all []string
 		for {
-			batch := q.take(nil, 100)
+			batch := q.take(nil, 100, false)
 			if len(batch) == 0 {
 				ended <- strings.Join(all, ",")
 				return

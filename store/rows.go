@@ -29,6 +29,9 @@ func (r *factsRow) destinations() []any {
 func (r *factsRow) fill(f *facts, tenant string) {
 	f.known = r.known.operation(tenant)
 	f.winner = r.winner.operation(tenant)
+	if f.known != nil && f.known.OwnerKey == "" {
+		f.winner = f.known
+	}
 	f.entitlement = r.entitlement.entitlement(tenant)
 	if f.entitlement != nil {
 		f.entry = r.entry.entry(tenant, f.entitlement.ID)

@@ -29,7 +29,8 @@ type Config struct {
 	// Destinations get the entries that are appended from now on. Without any, entries stay at home.
 	Destinations []Destination
 
-	// Committers is how many transactions run at once, 1 by default: fewer and larger ones cost less.
+	// Committers is how many transactions run at once, 2 by default. Fewer and larger ones cost less, so all but the first only help when
+	// much waits.
 	Committers int
 	// BatchLimit is how many commands one transaction takes, 1000 by default.
 	BatchLimit int
@@ -68,7 +69,7 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	setDefault(&c.Committers, 1)
+	setDefault(&c.Committers, 2)
 	setDefault(&c.BatchLimit, 1000)
 	setDefault(&c.QueueLimit, 8192)
 	setDefault(&c.SlowLanes, 4)

@@ -163,36 +163,29 @@ const (
        COALESCE(n.actor, ''), COALESCE(n.reason, ''), COALESCE(n.at, 'epoch'),
        COALESCE(r.state, 0), COALESCE(r.version, 0)`
 
-	// factsFrom closes a subquery that has the commands in it. First it asks whether anything is known of each, which takes two
-	// probes; all else is only looked up for those of which something is. OFFSET 0 keeps the planner from merging the two.
+	// factsFrom looks up who the winner is only where the known key is not its own: a known key is the answer, whatever the business
+	// key says, and an owner is its own winner. Where two columns of a key come from several tables, both are taken from the same
+	// ones, so that the planner takes both for the index, also before it has statistics.
 	factsFrom = `
-          LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
-          LEFT JOIN entitlements b ON b.tenant_id = c.tenant_id AND b.invoice_id = c.invoice_id
-                AND b.entitlement_type = c.entitlement_type AND b.operation_version = c.operation_version
-                -- A known key is the answer, whatever the business key says.
-                AND o.idempotency_key IS NULL
-         WHERE o.idempotency_key IS NOT NULL OR b.entitlement_id IS NOT NULL OR c.kind = 2
-        OFFSET 0) AS c
-  LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.known_key
-  LEFT JOIN entitlements e ON e.tenant_id = c.tenant_id AND e.entitlement_id = c.target_id
+  LEFT JOIN operations o ON o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key
+  LEFT JOIN entitlements b ON b.tenant_id = c.tenant_id AND b.invoice_id = c.invoice_id
+        AND b.entitlement_type = c.entitlement_type AND b.operation_version = c.operation_version AND o.idempotency_key IS NULL
+  LEFT JOIN entitlements e ON e.tenant_id = COALESCE(o.tenant_id, b.tenant_id)
+        AND e.entitlement_id = COALESCE(o.entitlement_id, b.entitlement_id)
         -- A grant's result is its first entry; that of a reversal or reinstatement under a new key, the last one.
   LEFT JOIN entries n ON n.tenant_id = e.tenant_id AND n.entitlement_id = e.entitlement_id
         AND n.entry_number = COALESCE(o.entry_number, CASE c.kind WHEN 1 THEN 1 ELSE e.version END)
   LEFT JOIN invoices r ON c.kind = 2 AND r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id
-        -- Both columns come from the same tables, so that the planner takes both for the index, also before it has statistics.
   LEFT JOIN operations w ON w.tenant_id = COALESCE(o.tenant_id, n.tenant_id, r.tenant_id)
-        AND w.idempotency_key = COALESCE(o.owner_key, o.idempotency_key, n.operation_key, r.recorded_by)`
-
-	// knownColumns are what the subquery hands on, beside the command.
-	knownColumns = `o.idempotency_key AS known_key, COALESCE(o.entitlement_id, b.entitlement_id) AS target_id`
+        AND w.idempotency_key = CASE WHEN o.idempotency_key IS NULL THEN COALESCE(n.operation_key, r.recorded_by) ELSE o.owner_key END`
 )
 
 // readFactsSQL returns a row for each command of which anything is known.
 const readFactsSQL = `
 SELECT c.position::int,` + factsColumns + `
-  FROM (SELECT c.*, ` + knownColumns + `
-          FROM unnest($1::command_row[]) WITH ORDINALITY
-               AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)` + factsFrom
+  FROM unnest($1::command_row[]) WITH ORDINALITY
+       AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)` + factsFrom + `
+ WHERE o.idempotency_key IS NOT NULL OR e.entitlement_id IS NOT NULL OR w.idempotency_key IS NOT NULL OR r.state IS NOT NULL`
 
 // scanFacts puts the rows to the commands at these places of the batch.
 func (t *transaction) scanFacts(results pgx.BatchResults, places []int) error {
