@@ -228,6 +228,8 @@ func (q *queue) release(batch []*pending) {
 	}
 	if len(q.waiting) > 0 || q.closed {
 		q.arrived.Broadcast()
+	}
+	if len(q.waiting) >= muchWaits || q.closed {
 		q.plenty.Broadcast()
 	}
 }
