@@ -49,8 +49,10 @@ func (r *record) smallint(n int16) {
 	r.buf = binary.BigEndian.AppendUint16(r.buf, uint16(n))
 }
 
-func (r *record) bigint(n int64) {
-	r.head(pgtype.Int8OID, 8)
+func (r *record) bigint(n int64) { r.eightBytes(pgtype.Int8OID, n) }
+
+func (r *record) eightBytes(oid uint32, n int64) {
+	r.head(oid, 8)
 	r.buf = binary.BigEndian.AppendUint64(r.buf, uint64(n))
 }
 
@@ -84,7 +86,7 @@ func (r *record) uuid(id [16]byte) {
 }
 
 func (r *record) time(t time.Time) {
-	r.bigintOf(pgtype.TimestamptzOID, t.UnixMicro()-postgresEpoch)
+	r.eightBytes(pgtype.TimestamptzOID, t.UnixMicro()-postgresEpoch)
 }
 
 func (r *record) optionalTime(t *time.Time) {
@@ -93,11 +95,6 @@ func (r *record) optionalTime(t *time.Time) {
 		return
 	}
 	r.time(*t)
-}
-
-func (r *record) bigintOf(oid uint32, n int64) {
-	r.head(oid, 8)
-	r.buf = binary.BigEndian.AppendUint64(r.buf, uint64(n))
 }
 
 // jsonb writes JSON text, behind the version of the type's binary form.
