@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -135,7 +137,8 @@ func TestLocks_OutlastTheSlowLane(t *testing.T) {
 
 // A flood of calls for one held invoice, in the same batches as everybody else's.
 func TestLocks_HeldInvoiceLeavesOthersAlone(t *testing.T) {
-	b := setup(t)
+	const stall = 200 * time.Millisecond
+	b := setup(t, func(c *store.Config) { c.LockTimeout = stall })
 	want(t, b.Store, grant("held", "k", "i", "x"), newly)
 	tx, _ := begin(t, b.url)
 	if _, err := tx.Exec(t.Context(), `SELECT FROM invoices WHERE tenant_id = 'held' FOR UPDATE`); err != nil {
@@ -145,31 +148,26 @@ func TestLocks_HeldInvoiceLeavesOthersAlone(t *testing.T) {
 	for n := range 20 {
 		blocked = append(blocked, applyInBackground(t.Context(), b.Store, grant("held", fmt.Sprint("k", n), "i", fmt.Sprint("x", n))))
 	}
-	var took []time.Duration
-	var others []<-chan time.Duration
+	var stalled atomic.Int64
+	var others sync.WaitGroup
 	for w := range 4 {
-		all := make(chan time.Duration)
-		others = append(others, all)
-		go func() {
-			defer close(all)
+		others.Go(func() {
 			for n := range 100 {
 				begun := time.Now()
 				a, err := b.Apply(t.Context(), grant(fmt.Sprint("t", w), fmt.Sprint("k", n), fmt.Sprint("i", n), "x"))
 				if err != nil || a.Outcome != newly {
 					t.Errorf("another tenant got %v, %v", a.Outcome, err)
 				}
-				all <- time.Since(begun)
+				if time.Since(begun) > stall {
+					stalled.Add(1)
+				}
 			}
-		}()
+		})
 	}
-	for _, all := range others {
-		for d := range all {
-			took = append(took, d)
-		}
-	}
-	slices.Sort(took)
-	if p99 := took[len(took)*99/100]; p99 > 300*time.Millisecond {
-		t.Errorf("the other tenants' p99 was %v while one invoice was held", p99)
+	others.Wait()
+	// A stall for each blocked call would hold each of the others up twenty times.
+	if n := stalled.Load(); n > 40 {
+		t.Errorf("%d of the other tenants' 400 calls were held up while one invoice was held", n)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -184,8 +182,11 @@ func TestLocks_HeldInvoiceLeavesOthersAlone(t *testing.T) {
 // A replica dies in the middle of a large commit, and its session holds hundreds of rows until the server notices. Every call that wants one
 // of them is blocked; each used to cost everybody else a quarter of a second, one after the other.
 func TestLocks_ManyHeldInvoicesLeaveOthersAlone(t *testing.T) {
-	const held = 40
-	b := setup(t, func(c *store.Config) { c.SlowLockTimeout = 100 * time.Millisecond })
+	const (
+		held  = 40
+		stall = 200 * time.Millisecond
+	)
+	b := setup(t, func(c *store.Config) { c.LockTimeout, c.SlowLockTimeout = stall, 100*time.Millisecond })
 	tx, _ := begin(t, b.url)
 	for n := range held {
 		// Not committed yet, so that no other session even sees the rows.
@@ -196,15 +197,17 @@ func TestLocks_ManyHeldInvoicesLeaveOthersAlone(t *testing.T) {
 	for n := range held {
 		applyInBackground(t.Context(), b.Store, grant("held", fmt.Sprint("k", n), fmt.Sprint("i", n), "x"))
 	}
-	var took []time.Duration
+	stalled := 0
 	for n := range 300 {
 		begun := time.Now()
 		want(t, b.Store, grant("other", fmt.Sprint("k", n), fmt.Sprint("i", n), "x"), newly)
-		took = append(took, time.Since(begun))
+		if time.Since(begun) > stall {
+			stalled++
+		}
 	}
-	slices.Sort(took)
-	if p99 := took[len(took)*99/100]; p99 > 300*time.Millisecond {
-		t.Errorf("the other tenant's p99 was %v while %d invoices were held", p99, held)
+	// The bound leaves room for a busy machine: one stall for each blocked call is what it is about.
+	if stalled > held/2 {
+		t.Errorf("%d of the other tenant's 300 calls were held up while %d invoices were held", stalled, held)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)

@@ -234,12 +234,12 @@ func TestTracing_CollectorIsAway(t *testing.T) {
 	_, span = tel.TracerProvider.Tracer("test").Start(t.Context(), "second")
 	span.End()
 	started := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := tel.Shutdown(ctx); err != nil {
 		t.Errorf("shutdown: %v", err)
 	}
-	if took := time.Since(started); took > 4*time.Second {
+	if took := time.Since(started); took > 30*time.Second {
 		t.Errorf("shutdown took %v", took)
 	}
 	if len(logged) != 0 {
