@@ -110,6 +110,7 @@ func attemptOut(a *store.Attempt) *entitlementv1.Attempt {
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Reason: a.Reason, DifferingFields: a.DifferingFields,
 		InvoiceId: a.InvoiceID, EntitlementType: a.EntitlementType, EventId: a.Origin.EventID, Source: a.Origin.Source,
 		Caller: a.Origin.Caller, TraceId: hexOut(a.Origin.TraceID[:]), SpanId: hexOut(a.Origin.SpanID[:]),
+		WinnerTraceId: hexOut(a.WinnerTraceID[:]), PreviousTries: a.PreviousTries,
 	}
 }
 

@@ -35,6 +35,7 @@ func originOf(ctx context.Context, eventID, source string) store.Origin {
 	span := telemetry.RemoteSpan(ctx)
 	return store.Origin{
 		EventID: eventID, Source: source, Caller: callerOf(ctx), TraceID: span.TraceID(), SpanID: span.SpanID(),
+		Sampled: span.IsSampled(),
 	}
 }
 

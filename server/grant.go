@@ -8,6 +8,7 @@ import (
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
+	"github.com/grantd/grantd/telemetry"
 )
 
 // GrantEntitlement implements the contract.
@@ -78,6 +79,6 @@ func grantCommand(ctx context.Context, r *entitlementv1.GrantEntitlementRequest)
 		TenantID: r.GetGrant().GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), Grant: grantIn(r.GetGrant()),
 		Invoice: store.InvoiceVersion{State: r.GetInvoice().GetState(), Version: r.GetInvoice().GetVersion()},
 		Notify:  notifyIn(r.GetNotify()),
-		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()),
+		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()), PreviousTries: telemetry.PreviousAttempts(ctx),
 	}
 }

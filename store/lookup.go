@@ -212,7 +212,7 @@ func (s *Store) entriesOf(ctx context.Context, op *Operation) ([]Entry, error) {
 
 const attemptColumnsSQL = `
 SELECT at, attempt_id, idempotency_key, kind, outcome, matched_by, reason, differing_fields, invoice_id, entitlement_type,
-       operation_version, event_id, source, caller, trace_id, span_id
+       operation_version, event_id, source, caller, trace_id, span_id, winner_trace_id, COALESCE(previous_tries, 0)
   FROM attempts`
 
 // attemptsUnderSQL finds the winning attempt, which its operation names, and all others by their keys or, where a look-up names no
@@ -251,9 +251,10 @@ func scanAttempts(rows pgx.Rows, tenant string) ([]Attempt, error) {
 		a := Attempt{TenantID: tenant}
 		var id pgtype.UUID
 		var kind, outcome, matchedBy, reason int16
-		var traceID, spanID []byte
+		var traceID, spanID, winnerTraceID []byte
 		if err := rows.Scan(&a.At, &id, &a.IdempotencyKey, &kind, &outcome, &matchedBy, &reason, &a.DifferingFields, &a.InvoiceID,
-			&a.EntitlementType, &a.OperationVersion, &a.Origin.EventID, &a.Origin.Source, &a.Origin.Caller, &traceID, &spanID); err != nil {
+			&a.EntitlementType, &a.OperationVersion, &a.Origin.EventID, &a.Origin.Source, &a.Origin.Caller, &traceID, &spanID,
+			&winnerTraceID, &a.PreviousTries); err != nil {
 			return nil, readFailure(err)
 		}
 		a.ID = id.Bytes
@@ -261,6 +262,7 @@ func scanAttempts(rows pgx.Rows, tenant string) ([]Attempt, error) {
 		a.MatchedBy, a.Reason = entitlementv1.MatchedBy(matchedBy), entitlementv1.RejectionReason(reason)
 		copy(a.Origin.TraceID[:], traceID)
 		copy(a.Origin.SpanID[:], spanID)
+		copy(a.WinnerTraceID[:], winnerTraceID)
 		all = append(all, a)
 	}
 	if err := rows.Err(); err != nil {
