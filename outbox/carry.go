@@ -29,11 +29,7 @@ func originContext(ctx context.Context, d *store.Delivery) context.Context {
 		return ctx
 	}
 	op := &d.Event.Operation
-	// The origin's sampling is not kept. Its trace is the one that people look at, so it is continued rather than cut.
-	parent := trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: op.Origin.TraceID, SpanID: op.Origin.SpanID, TraceFlags: trace.FlagsSampled, Remote: true,
-	})
-	ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
+	ctx = trace.ContextWithRemoteSpanContext(ctx, op.Origin.SpanContext())
 	member, err := baggage.NewMemberRaw(telemetry.KeyName, op.IdempotencyKey)
 	if err != nil {
 		return ctx

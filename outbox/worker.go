@@ -169,6 +169,8 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) {
 			attribute.String("grantd.delivery.key", d.Key),
 			attribute.String("grantd.delivery.destination", w.destination.Name),
 			attribute.Int64("grantd.delivery.attempt", d.Attempts),
+			attribute.String("entitlement.tenant_id", d.TenantID),
+			attribute.String("entitlement.event_id", d.Event.Operation.Origin.EventID),
 		))
 	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
 	defer cancel()
@@ -189,7 +191,7 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) {
 func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
 	defer func() {
 		if p := recover(); p != nil {
-			w.log.Error("an attempt panicked", "delivery_key", d.Key, "panic", p)
+			w.log.ErrorContext(ctx, "an attempt panicked", "delivery_key", d.Key, "panic", p)
 			r = result{verdict: uncertain, reason: errPanic.Error()}
 		}
 	}()
@@ -224,7 +226,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 		s.Outcome = store.Unknown
 	case r.verdict == gone:
 		w.breaker.pause()
-		w.log.Error("the destination says that it is gone: it is paused until the process starts again", "delivery_key", d.Key)
+		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until the process starts again", "delivery_key", d.Key)
 		s.Outcome = store.Dead
 	case r.verdict == permanent:
 		w.breaker.refused(d.ID, now, random())
@@ -252,7 +254,7 @@ func (w *worker) observe(f finished, s *store.DeliveryResult) {
 	w.meters.attempts.Add(ctx, 1, labels)
 	w.meters.duration.Record(ctx, f.took.Seconds(), labels)
 	if s.Outcome == store.Dead || s.Outcome == store.Unknown {
-		w.log.Warn("a delivery waits for an operator", "state", outcome, "delivery_key", f.delivery.Key, "error", s.Error)
+		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator", "state", outcome, "delivery_key", f.delivery.Key, "error", s.Error)
 	}
 }
 
@@ -272,7 +274,7 @@ func (w *worker) settle(ctx context.Context) {
 	}
 	for _, d := range lost {
 		w.meters.lost.Add(ctx, 1, metric.WithAttributes(w.label))
-		w.log.Warn("a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
+		w.log.WarnContext(originContext(ctx, d), "a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
 	}
 	clear(w.unsettled)
 	w.unsettled = w.unsettled[:0]

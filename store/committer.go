@@ -1,8 +1,11 @@
 package store
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -112,18 +115,29 @@ func (c *committer) fail(batch []*pending, err error) {
 	if errors.As(err, &f) {
 		c.meters.unanswered(f.Reason, len(batch))
 		if c.quiet.mayLog(f.Reason, time.Now()) {
-			c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
+			ctx, log := c.logOf(batch)
+			log.WarnContext(ctx, "a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
 		}
 	} else {
 		c.meters.unanswered("internal", len(batch))
 		if c.quiet.mayLog("internal", time.Now()) {
-			c.log.Error("a transaction failed", "commands", len(batch), "error", err)
+			ctx, log := c.logOf(batch)
+			log.ErrorContext(ctx, "a transaction failed", "commands", len(batch), "error", err)
 		}
 	}
 	for _, p := range batch {
 		p.answer, p.err = Answer{}, err
 	}
 	c.settle(batch)
+}
+
+// logOf names the call that a log line is about, where it is about one.
+func (c *committer) logOf(batch []*pending) (context.Context, *slog.Logger) {
+	if len(batch) > 1 {
+		return context.Background(), c.log
+	}
+	p := batch[0]
+	return cmp.Or(p.ctx, context.Background()), c.log.With(string(keyAttribute), p.command.IdempotencyKey)
 }
 
 // settle gives back the batch's claims, then wakes its callers.

@@ -216,7 +216,7 @@ func (c *service) logger(w io.Writer) (*slog.Logger, error) {
 	}
 	options := &slog.HandlerOptions{Level: level}
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		return slog.New(telemetry.LogHandler(slog.NewJSONHandler(w, options))), nil
 	}
-	return slog.New(slog.NewTextHandler(w, options)), nil
+	return slog.New(telemetry.LogHandler(slog.NewTextHandler(w, options))), nil
 }

@@ -1,0 +1,48 @@
+package server
+
+import (
+	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
+)
+
+// Attributes of the spans of calls. An answer of the store describes itself under the same names.
+const (
+	tenantAttribute  = attribute.Key("entitlement.tenant_id")
+	eventAttribute   = attribute.Key("entitlement.event_id")
+	outcomeAttribute = attribute.Key("entitlement.outcome")
+	matchAttribute   = attribute.Key("entitlement.matched_by")
+	reasonAttribute  = attribute.Key("entitlement.reason")
+)
+
+// describeRequest puts on a span whose request it is, as the caller says: malformed ones are looked for too.
+func describeRequest(span trace.Span, request any) {
+	if !span.IsRecording() {
+		return
+	}
+	tenant := ""
+	switch r := request.(type) {
+	case interface{ GetTenantId() string }:
+		tenant = r.GetTenantId()
+	case interface{ GetGrant() *entitlementv1.Grant }:
+		tenant = r.GetGrant().GetTenantId()
+	}
+	if tenant != "" {
+		span.SetAttributes(tenantAttribute.String(tenant))
+	}
+	if r, ok := request.(interface{ GetEventId() string }); ok && r.GetEventId() != "" {
+		span.SetAttributes(eventAttribute.String(r.GetEventId()))
+	}
+}
+
+// describeFailure puts on a span that its call, or its item, got no answer.
+func describeFailure(span trace.Span, f *store.Failure) {
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(outcomeAttribute.String(entitlementv1.Outcome_OUTCOME_RETRYABLE_FAILURE.String()), reasonAttribute.String(f.Reason))
+	span.SetStatus(otelcodes.Error, f.Reason)
+}
