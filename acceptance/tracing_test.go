@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
@@ -322,6 +323,34 @@ func TestTracing_CallsWithoutAnAnswer(t *testing.T) {
 		t.Errorf("the call without an answer: %v, %v", got, span.GetStatus())
 	}
 	p.kill()
+}
+
+// A line of the log leads to the call that it is about: somebody had his hands in the tables, and a replay meets a bug. So does a line of
+// an outage that a single call met.
+func TestTracing_LogNamesTheCall(t *testing.T) {
+	tr := setupTraced(t)
+	p, client := tr.serve(t)
+	b := connect(t, tr.url)
+	if _, err := client.GrantEntitlement(within(t, firstTrace), grant("acme", "K", "INV-1")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Exec(t.Context(), `DELETE FROM operations`); err != nil {
+		t.Fatal(err)
+	}
+	_, err := client.GrantEntitlement(within(t, secondTrace), grant("acme", "K", "INV-1"))
+	wantCode(t, "a replay of what is gone", err, codes.Internal)
+	call := tr.one(t, grantSpan, secondTrace)
+	line := p.line(t, "internal error", "trace_id="+secondTrace, "span_id="+call.ID(), telemetry.KeyName+"=K")
+	if strings.Count(line, telemetry.KeyName) != 1 {
+		t.Errorf("the key stands more than once: %s", line)
+	}
+	if _, err := b.Exec(t.Context(), `ALTER TABLE entries RENAME TO away`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.GrantEntitlement(within(t, thirdTrace), grant("acme", "K3", "INV-3")); err == nil {
+		t.Fatal("granted without a ledger")
+	}
+	p.line(t, "a transaction", "trace_id="+thirdTrace, telemetry.KeyName+"=K3")
 }
 
 // arrived is what a destination was sent.

@@ -1,7 +1,9 @@
 package outbox_test
 
 import (
+	"bytes"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -118,4 +120,33 @@ func TestCarry_WithoutASpanHere(t *testing.T) {
 	if !strings.HasPrefix(h, parent[:36]) || !strings.HasSuffix(h, "-00") || len(spans.Ended()) != 0 {
 		t.Errorf("on, not sampled: traceparent %s, %d spans", h, len(spans.Ended()))
 	}
+}
+
+// What waits for an operator is logged with the winner's trace and the key, whichever replica gave it up.
+func TestCarry_LogNamesTheWinner(t *testing.T) {
+	r := newReceiver(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadRequest) })
+	b := setup(t, "destinations:"+hook("crm", r.URL, r.ca, "", ""))
+	c := grant("acme", "INV-1", "team_access")
+	c.Origin = store.Origin{TraceID: trace.TraceID{1, 2, 3}, SpanID: trace.SpanID{4, 5, 6}}
+	b.apply(c)
+	var log bytes.Buffer
+	replica := b.start(func(c *outbox.Config) {
+		c.Log = slog.New(telemetry.LogHandler(slog.NewTextHandler(&log, nil)))
+	})
+	b.awaitState("crm", dead, 1)
+	replica.stop()
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, "waits for an operator") {
+			for _, want := range []string{
+				"trace_id=01020300000000000000000000000000", "span_id=0405060000000000", telemetry.KeyName + "=" + c.IdempotencyKey,
+				"delivery_key=" + b.list("acme", "crm")[0].Key,
+			} {
+				if !strings.Contains(line, want) {
+					t.Errorf("no %s in %s", want, line)
+				}
+			}
+			return
+		}
+	}
+	t.Errorf("not logged:\n%s", &log)
 }
