@@ -28,10 +28,7 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 		return nil, statusOf(ctx, err, s.log)
 	}
 	a := &found.Answer
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		// No error, also where it foretells a conflict: nobody sent that payload.
-		span.SetAttributes(outcomeAttribute.String(a.Outcome.String()), matchAttribute.String(a.MatchedBy.String()))
-	}
+	describeLookup(trace.SpanFromContext(ctx), a)
 	out := &entitlementv1.GetOperationResponse{
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Operation: operationOut(a.Operation),
 		CurrentState: a.CurrentState, CurrentVersion: a.CurrentVersion,

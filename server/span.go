@@ -38,6 +38,17 @@ func describeRequest(span trace.Span, request any) {
 	}
 }
 
+// describeLookup puts on a span what was found. It is no error, also where it foretells a conflict: nobody sent that payload.
+func describeLookup(span trace.Span, a *store.Answer) {
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
+	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
+		span.SetAttributes(matchAttribute.String(a.MatchedBy.String()))
+	}
+}
+
 // describeFailure puts on a span that its call, or its item, got no answer.
 func describeFailure(span trace.Span, f *store.Failure) {
 	if !span.IsRecording() {
