@@ -139,7 +139,7 @@ SELECT` + deliveryColumnsSQL + `
 
 func (s *Store) deliveriesOf(ctx context.Context, tenant string, entries []Entry) ([]DeliveryStory, error) {
 	k := entryKeys(entries)
-	rows, err := s.reads.Query(ctx, deliveriesOfSQL, tenant, k.entitlement, k.number, storyLimit)
+	rows, err := s.reads.Query(ctx, deliveriesOfSQL, tenant, k.entitlement, k.number, storyLimit+1)
 	if err != nil {
 		return nil, readFailure(err)
 	}

@@ -198,6 +198,45 @@ func TestLookup_AttemptsOfAKeyThatWasOnlyRefused(t *testing.T) {
 	}
 }
 
+// Support has the invoice and the type, and asks why a second payment's grant came to nothing: it conflicted, under a key of its own.
+func TestLookup_ByEffectShowsConflictsUnderOtherKeys(t *testing.T) {
+	b := setup(t)
+	c := grant("t", "k1", "i", "x")
+	want(t, b.Store, c, newly)
+	want(t, b.Store, c, already)
+	other := grant("t", "k2", "i", "x")
+	other.Grant.Scope = nil
+	want(t, b.Store, other, conflict)
+	wants := map[string][]string{"k1": {"k1", "k1"}, "": {"k1", "k1", "k2"}}
+	for key, want := range wants {
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: key, BusinessKey: c.Grant.BusinessKey(), Full: true})
+		var got []string
+		for _, a := range found.Attempts {
+			got = append(got, a.IdempotencyKey)
+		}
+		if !slices.Equal(got, want) || found.Truncated {
+			t.Errorf("by key %q: attempts of %v, want %v; truncated %v", key, got, want, found.Truncated)
+		}
+	}
+}
+
+func TestLookup_SaysWhereAttemptsAreLeftOut(t *testing.T) {
+	const kept = 500
+	b := setup(t)
+	c := grant("t", "k", "i", "x")
+	want(t, b.Store, c, newly)
+	for n := 2; n <= kept+1; n++ {
+		want(t, b.Store, c, already)
+		if n < kept {
+			continue
+		}
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: "k", Full: true})
+		if len(found.Attempts) != kept || found.Truncated != (n > kept) || (found.Attempts[0].Outcome == newly) != (n == kept) {
+			t.Errorf("%d of %d attempts, the first %v, truncated %v", len(found.Attempts), n, found.Attempts[0].Outcome, found.Truncated)
+		}
+	}
+}
+
 func TestLookup_OfARefundNamesWhatItTookBack(t *testing.T) {
 	b := setup(t)
 	want(t, b.Store, grant("t", "k1", "i", "x"), newly)
