@@ -40,9 +40,9 @@ func (t *transaction) readOnInvoice(ctx context.Context, batch []*pending, place
 	})
 }
 
-// read is the first flight. Replays and refusals are answered from it without a lock, and it tells who needs one. Most
-// commands are new, so it asks first of which anything is known, and only then what. A grant that comes alone is locked in the same
-// flight, if nothing is known of it.
+// read is the first flight. Grants of one invoice each, as most batches hold, are locked in it, unless something is known of
+// them; where all of them are new and move their records, nothing is left to be read. What is known is read behind the locks, and so
+// shows the winners that they waited for.
 func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	t.places = t.places[:0]
 	for i := range batch {
@@ -50,41 +50,76 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	}
 	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
 	clear(t.facts)
-	first := &batch[0].command
-	alone := len(batch) == 1 && first.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && first.refusal(t.catalog) == nil
-	t.locked = false
+	t.locked = !slices.ContainsFunc(batch, func(p *pending) bool {
+		return p.command.Kind != entitlementv1.OperationKind_OPERATION_KIND_GRANT || p.command.refusal(t.catalog) != nil
+	})
+	if t.locked {
+		t.fold(batch, t.places)
+		t.locked = len(t.locks) == len(batch)
+	}
 
 	var b pgx.Batch
 	b.Queue(beginSQL)
 	if t.lockTimeout > 0 {
 		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
 	}
-	b.Queue(findKnownSQL, batch)
-	if alone {
-		t.fold(batch, t.places)
-		b.Queue(lockIfUnknownSQL, t.locks)
+	preamble := b.Len()
+	if !t.locked {
+		return t.readKnown(ctx, batch, &b, preamble)
+	}
+	b.Queue(lockIfUnknownSQL, t.locks)
+	// Where replays came last, more will come: then what is known travels along, and they save a round trip.
+	along := t.replayed
+	if along {
+		t.choose(batch, t.places)
+		b.Queue(readFactsSQL, t.chosen)
 	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
-	if _, err := results.Exec(); err != nil {
+	if err := skip(results, preamble); err != nil {
 		return err
 	}
-	if t.lockTimeout > 0 {
-		if _, err := results.Exec(); err != nil {
+	tag, err := results.Exec()
+	if err != nil {
+		return err
+	}
+	t.movedRows = tag.RowsAffected()
+	t.replayed = t.movedRows < int64(len(batch))
+	if t.replayed {
+		clear(t.facts)
+	}
+	if along {
+		if err := t.scanFacts(results, t.places); err != nil {
 			return err
 		}
+	}
+	if err := results.QueryRow().Scan(&t.now); err != nil {
+		return err
+	}
+	if err := results.Close(); err != nil {
+		return err
+	}
+	if along || !t.replayed {
+		return nil
+	}
+	return t.readFacts(ctx, batch, t.places)
+}
+
+// readKnown is the first flight of other batches: it asks of which commands anything is known, and only then what. Replays and refusals
+// are answered from that without a lock.
+func (t *transaction) readKnown(ctx context.Context, batch []*pending, b *pgx.Batch, preamble int) error {
+	clear(t.facts)
+	b.Queue(findKnownSQL, batch)
+	b.Queue(clockSQL)
+	results := t.session.conn.SendBatch(ctx, b)
+	defer results.Close()
+	if err := skip(results, preamble); err != nil {
+		return err
 	}
 	known, err := scanPlaces(results, t.places[:0])
 	if err != nil {
 		return err
-	}
-	if alone {
-		tag, err := results.Exec()
-		if err != nil {
-			return err
-		}
-		t.locked, t.movedRows = len(known) == 0, tag.RowsAffected()
 	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
 		return err
@@ -92,8 +127,17 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	if err := results.Close(); err != nil || len(known) == 0 {
 		return err
 	}
-	clear(t.facts)
 	return t.readFacts(ctx, batch, known)
+}
+
+// skip takes the answers of statements that return nothing of interest.
+func skip(results pgx.BatchResults, statements int) error {
+	for range statements {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // findKnownSQL returns the positions of the commands of which anything may be known.
