@@ -41,7 +41,9 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 			if err == nil {
 				err = s.Maintain(ctx, now)
 			}
-			if err != nil && ctx.Err() == nil {
+			if err == nil {
+				s.writer.meters.maintained.Store(time.Now().Unix())
+			} else if ctx.Err() == nil {
 				s.config.Log.Error("maintenance failed, and will be tried again", "error", err)
 			}
 			select {
@@ -97,6 +99,7 @@ func (s *Store) purgeDeliveries(ctx context.Context, before time.Time) error {
 		if err := s.reads.QueryRow(ctx, purgeDeliveriesSQL, before, purgeBatch).Scan(&n); err != nil {
 			return fmt.Errorf("purge deliveries: %w", err)
 		}
+		s.writer.meters.removed("delivery", int64(n))
 		if n < purgeBatch {
 			return nil
 		}
@@ -112,6 +115,7 @@ func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 		if err := s.house.QueryRow(ctx, purgeAliasesSQL, before, purgeBatch).Scan(&purged); err != nil {
 			return fmt.Errorf("purge aliases: %w", err)
 		}
+		s.writer.meters.removed("alias", purged)
 		if purged < purgeBatch {
 			return nil
 		}
@@ -171,15 +175,13 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
 	today := now.UTC().Truncate(24 * time.Hour)
 	for d := -1; d <= partitionsAhead; d++ {
 		day := today.AddDate(0, 0, d)
-		if attached[partitionName(day)] {
-			continue
+		if !attached[partitionName(day)] {
+			if err := s.makePartition(ctx, day); err != nil {
+				return fmt.Errorf("make %s: %w", partitionName(day), err)
+			}
 		}
-		if err := s.makePartition(ctx, day); err != nil {
-			return fmt.Errorf("make %s: %w", partitionName(day), err)
-		}
-		s.writer.meters.daysAhead.Store(int64(d))
+		s.writer.meters.partitionsEnd.Store(day.AddDate(0, 0, 1).Unix())
 	}
-	s.writer.meters.daysAhead.Store(partitionsAhead)
 	return nil
 }
 
@@ -236,7 +238,10 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 				return fmt.Errorf("detach %s: %w", p.Name, err)
 			}
 		}
-		if _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil && !hasCode(err, anotherReplica...) {
+		switch _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); {
+		case err == nil:
+			s.writer.meters.removed("attempt_day", 1)
+		case !hasCode(err, anotherReplica...):
 			return fmt.Errorf("drop %s: %w", p.Name, err)
 		}
 	}
