@@ -253,8 +253,12 @@ func (w *worker) observe(f finished, s *store.DeliveryResult) {
 	ctx := context.Background()
 	w.meters.attempts.Add(ctx, 1, labels)
 	w.meters.duration.Record(ctx, f.took.Seconds(), labels)
+	if isRepeat(f, w.destination.Deduplicates) {
+		w.meters.repeated(w.destination.Kind, 1)
+	}
 	if s.Outcome == store.Dead || s.Outcome == store.Unknown {
-		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator", "state", outcome, "delivery_key", f.delivery.Key, "error", s.Error)
+		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator",
+			"state", outcome, "tenant_id", f.delivery.TenantID, "delivery_key", f.delivery.Key, "error", s.Error)
 	}
 }
 

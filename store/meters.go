@@ -71,7 +71,7 @@ func newMeters(provider metric.MeterProvider, q *queue) (*meters, error) {
 		operations: i.counter("grantd.operations", "{attempt}",
 			"Arrivals that the database answered, by kind, outcome, what matched and refusal reason."),
 		duplicates: i.counter("grantd.duplicates", "{duplicate}",
-			"Repeats that had no second effect, by what recognised them: the idempotency key, the business key, the record of who was notified."),
+			DuplicatesDescription),
 		violations: i.counter("grantd.commit.constraint_violations", "{transaction}",
 			"Transactions that a constraint stopped, by constraint. Those of unique keys lost a race, and the next try sees the winner."),
 		commitTime: i.seconds("grantd.commit.duration", "Time from taking up a batch to its confirmed COMMIT.",
@@ -105,6 +105,10 @@ func newMeters(provider metric.MeterProvider, q *queue) (*meters, error) {
 }
 
 const secondsPerDay = 24 * 60 * 60
+
+// DuplicatesDescription describes grantd.duplicates, which the store and the outbox have in common.
+const DuplicatesDescription = "Repeats, by what keeps them from a second effect: the idempotency key, the business key, the record of " +
+	"who was notified or, for a webhook or a message that may arrive more than once, its receiver."
 
 // beginAtZero makes the series that alerts look at before they have something to count: the rate of one that begins at ten is zero.
 func (m *meters) beginAtZero() {
