@@ -99,7 +99,7 @@ func (s *Store) purgeDeliveries(ctx context.Context, before time.Time) error {
 		if err := s.reads.QueryRow(ctx, purgeDeliveriesSQL, before, purgeBatch).Scan(&n); err != nil {
 			return fmt.Errorf("purge deliveries: %w", err)
 		}
-		s.writer.meters.removed("delivery", int64(n))
+		s.writer.meters.removed(purgedDeliveries, int64(n))
 		if n < purgeBatch {
 			return nil
 		}
@@ -115,7 +115,7 @@ func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 		if err := s.house.QueryRow(ctx, purgeAliasesSQL, before, purgeBatch).Scan(&purged); err != nil {
 			return fmt.Errorf("purge aliases: %w", err)
 		}
-		s.writer.meters.removed("alias", purged)
+		s.writer.meters.removed(purgedAliases, purged)
 		if purged < purgeBatch {
 			return nil
 		}
@@ -240,7 +240,7 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 		}
 		switch _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); {
 		case err == nil:
-			s.writer.meters.removed("attempt_day", 1)
+			s.writer.meters.removed(purgedDays, 1)
 		case !hasCode(err, anotherReplica...):
 			return fmt.Errorf("drop %s: %w", p.Name, err)
 		}

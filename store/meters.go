@@ -110,7 +110,8 @@ const secondsPerDay = 24 * 60 * 60
 const DuplicatesDescription = "Repeats, by what keeps them from a second effect: the idempotency key, the business key, the record of " +
 	"who was notified or, for a webhook or a message that may arrive more than once, its receiver."
 
-// beginAtZero makes the series that alerts look at before they have something to count: the rate of one that begins at ten is zero.
+// beginAtZero makes series before they have something to count: the rate of one that begins at ten is zero, and a name that is not
+// there looks like one that is misspelt.
 func (m *meters) beginAtZero() {
 	counts := make(map[answerLabels]int64)
 	for n := range entitlementv1.OperationKind_name {
@@ -130,6 +131,19 @@ func (m *meters) beginAtZero() {
 		ReasonNewerRecipe, ReasonShuttingDown, reasonInternal,
 	} {
 		m.unanswered(reason, 0)
+	}
+	for _, what := range []string{purgedAliases, purgedDeliveries, purgedDays} {
+		m.removed(what, 0)
+	}
+	ctx := context.Background()
+	m.slow.Add(ctx, 0)
+	for _, class := range []string{"none", "23", "40", "55"} {
+		o := metric.WithAttributes(attribute.String("sqlstate_class", class))
+		m.failures.Add(ctx, 0, o)
+		m.retries.Add(ctx, 0, o)
+	}
+	for constraint := range raced {
+		m.violations.Add(ctx, 0, metric.WithAttributes(attribute.String("constraint", constraint)))
 	}
 }
 
@@ -279,6 +293,13 @@ func constraintOf(pg *pgconn.PgError) string {
 		return pg.ConstraintName
 	}
 }
+
+// What Maintain removes.
+const (
+	purgedAliases    = "alias"
+	purgedDeliveries = "delivery"
+	purgedDays       = "attempt_day"
+)
 
 // removed counts what was purged.
 func (m *meters) removed(what string, n int64) {
