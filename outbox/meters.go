@@ -38,6 +38,21 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 	return &m, errors.Join(errs[:]...)
 }
 
+// beginAtZero makes series before they have something to count, so that the rate of the first is known.
+func (m *meters) beginAtZero(d *Destination, label attribute.KeyValue) {
+	ctx := context.Background()
+	m.lost.Add(ctx, 0, metric.WithAttributes(label))
+	for _, outcome := range outcomeNames[1:] {
+		m.attempts.Add(ctx, 0, metric.WithAttributes(label, attribute.String("outcome", outcome)))
+	}
+	if d.Deduplicates {
+		m.repeated(d.Kind, 0)
+	}
+}
+
+// outcomeNames are the labels of what an attempt comes to.
+var outcomeNames = [...]string{store.Delivered: "delivered", store.RetryAt: "retry", store.Dead: "dead", store.Unknown: "unknown"}
+
 // repeated counts calls that repeat one which the destination may have had, and which it recognises by its key. cause is its kind.
 func (m *meters) repeated(cause string, n int64) {
 	m.repeats.Add(context.Background(), n, metric.WithAttributes(attribute.String("cause", cause)))

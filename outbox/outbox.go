@@ -95,9 +95,7 @@ func New(cfg Config) (*Outbox, error) {
 		}
 		w := newWorker(&o.config, d, s, m)
 		o.workers = append(o.workers, w)
-		if d.Deduplicates {
-			m.repeated(d.Kind, 0) // from zero on, so that its rate is known
-		}
+		m.beginAtZero(d, w.label)
 		o.byName[d.Name] = w
 	}
 	if err := o.observe(cfg.MeterProvider); err != nil {

@@ -248,7 +248,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 }
 
 func (w *worker) observe(f finished, s *store.DeliveryResult) {
-	outcome := [...]string{store.Delivered: "delivered", store.RetryAt: "retry", store.Dead: "dead", store.Unknown: "unknown"}[s.Outcome]
+	outcome := outcomeNames[s.Outcome]
 	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
 	ctx := context.Background()
 	w.meters.attempts.Add(ctx, 1, labels)
