@@ -41,9 +41,7 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 			if err == nil {
 				err = s.Maintain(ctx, now)
 			}
-			if err == nil {
-				s.writer.meters.maintained.Store(time.Now().Unix())
-			} else if ctx.Err() == nil {
+			if err != nil && ctx.Err() == nil {
 				s.config.Log.Error("maintenance failed, and will be tried again", "error", err)
 			}
 			select {
@@ -74,7 +72,11 @@ func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 	if err := s.purgeDeliveries(ctx, now.Add(-s.config.DeliveryRetention)); err != nil {
 		return err
 	}
-	return s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention))
+	if err := s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention)); err != nil {
+		return err
+	}
+	s.writer.meters.maintained.Store(time.Now().Unix())
+	return nil
 }
 
 // purgeDeliveriesSQL removes some deliveries that were settled before a time, with their attempts. What operators did and who was

@@ -29,6 +29,7 @@ type meters struct {
 	slow       metric.Int64Counter
 	noAnswer   metric.Int64Counter
 	purged     metric.Int64Counter
+	orders     metric.Int64Counter
 	// writable and standbys are what Ready found last.
 	writable, standbys atomic.Int64
 	// partitionsEnd is when the partitions of attempts end, and maintained when the last round of maintenance ended well, in Unix seconds.
@@ -86,6 +87,8 @@ func newMeters(provider metric.MeterProvider, q *queue) (*meters, error) {
 		noAnswer: i.counter("grantd.unanswered", "{attempt}", "Arrivals without an answer, by reason; \"internal\" is a bug."),
 		purged: i.counter("grantd.purged", "{item}",
 			"What was removed after its retention: rows of aliases and of deliveries, days of attempts."),
+		orders: i.counter("grantd.delivery.orders", "{order}",
+			"What operators, and look-ups at destinations, did to deliveries, by destination and kind."),
 	}
 	var err error
 	m.batchSize, err = i.Int64Histogram("grantd.commit.batch_size", metric.WithUnit("{command}"),
@@ -292,6 +295,12 @@ func constraintOf(pg *pgconn.PgError) string {
 	default:
 		return pg.ConstraintName
 	}
+}
+
+// ordered counts an order that was carried out.
+func (m *meters) ordered(kind entitlementv1.OperatorActionKind, destination string) {
+	m.orders.Add(context.Background(), 1, metric.WithAttributes(
+		attribute.String("destination", destination), attribute.String("kind", plain(kind.String(), "OPERATOR_ACTION_KIND_"))))
 }
 
 // What Maintain removes.

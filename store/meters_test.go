@@ -123,7 +123,7 @@ func TestMeters_Answers(t *testing.T) {
 // notices nothing; the meters do.
 func TestMeters_LostRace(t *testing.T) {
 	withMeters, reader := metered()
-	b := setup(t, withMeters)
+	b := setup(t, withMeters, patient)
 	want(t, b.Store, grant("t", "k1", "i", "x"), newly)
 	rival, session := begin(t, b.url)
 	exec(t, session, `INSERT INTO operations SELECT (jsonb_populate_record(o, '{"idempotency_key": "k2"}')).* FROM operations o`)
@@ -161,4 +161,41 @@ func TestMeters_NotifiedBefore(t *testing.T) {
 		t.Errorf("%d mails are sent again", len(again))
 	}
 	wantSeries(t, series(t, reader), map[string]float64{"grantd.duplicates cause=notification": 1})
+}
+
+func TestMeters_Orders(t *testing.T) {
+	withMeters, reader := metered()
+	b := setup(t, withMeters, to(crm))
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	d := claimOne(t, b.Store, "crm")
+	settle(t, b.Store, store.Dead, d)
+	wantOrder(t, newly, 0)(b.Discard(t.Context(), order(d)))
+	wantOrder(t, already, 0)(b.Discard(t.Context(), order(d)))
+	wantSeries(t, series(t, reader), map[string]float64{"grantd.delivery.orders destination=crm kind=discard": 1})
+}
+
+// A role had lost its right to make partitions. For a fortnight the meter went on to show what there had been on the last good day, and then
+// every grant failed.
+func TestMeters_PartitionsThatAreNotMade(t *testing.T) {
+	withMeters, reader := metered()
+	b := setup(t, withMeters)
+	const last = "grantd.maintenance.last_success_timestamp"
+	// The store's own first round must be over.
+	for deadline := time.Now().Add(20 * time.Second); series(t, reader)[last] == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no round of maintenance")
+		}
+	}
+	before := series(t, reader)[last]
+	today := time.Now().UTC().Truncate(24 * time.Hour)
+	for d := 4; d <= 14; d++ {
+		exec(t, b.sql, `DROP TABLE attempts_`+today.AddDate(0, 0, d).Format("20060102"))
+	}
+	exec(t, b.sql, `REVOKE CREATE ON SCHEMA grantd FROM grantd_service`)
+	if err := b.Maintain(t.Context(), time.Now()); err == nil {
+		t.Fatal("the partitions were made")
+	}
+	wantSeries(t, series(t, reader), map[string]float64{
+		"grantd.attempts.partitions_ahead": 3, last: before,
+	})
 }

@@ -17,7 +17,7 @@ type pending struct {
 	// state is moved once from waiting: to taken by the writer, or to abandoned by a caller that left.
 	state  atomic.Int32
 	ticket *ticket
-	// arrived is when it was put, or the first of those that were put since a batch was taken last.
+	// arrived is when it was put, or the first of its burst.
 	arrived time.Time
 	// blockedSince is when the slow lanes got it.
 	blockedSince time.Time
@@ -95,7 +95,7 @@ type queue struct {
 	// held has the claims of every command in flight. A claim held here makes later commands wait their turn.
 	held   map[claim]int
 	closed bool
-	// burst is when the first command was put since a batch was taken last, zero where none was: the clock is read once for all of them.
+	// burst is when the first command was put since pick looked last, zero where none was: the clock is read once for all of them.
 	burst time.Time
 	// claimed is scratch for take: what the batch being taken, and the commands it passes over, claim. For an invoice it counts the
 	// grants of the batch; exclusive marks it closed to further commands.
@@ -186,9 +186,7 @@ func (q *queue) pick(batch []*pending, limit int) []*pending {
 	for _, p := range batch {
 		q.hold(p)
 	}
-	if len(batch) > 0 {
-		q.burst = time.Time{}
-	}
+	q.burst = time.Time{}
 	return batch
 }
 
