@@ -132,20 +132,26 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
-// scraped are the metrics of a page of /metrics, each with the labels that its series have. Those that Prometheus adds are there as well.
-func scraped(t *testing.T, web string) map[string]map[string]bool {
+// page is what /metrics shows.
+func page(t *testing.T, web string) string {
 	t.Helper()
 	resp, err := http.Get("http://" + web + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
+	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return string(text)
+}
+
+// scraped are the metrics of /metrics, each with the labels that its series have. Those that Prometheus adds are there as well.
+func scraped(t *testing.T, web string) map[string]map[string]bool {
+	t.Helper()
 	all := make(map[string]map[string]bool)
-	for line := range strings.Lines(string(page)) {
+	for line := range strings.Lines(page(t, web)) {
 		if m := selectorPattern.FindStringSubmatch(line); m != nil && !strings.HasPrefix(line, "#") {
 			if all[m[1]] == nil {
 				all[m[1]] = map[string]bool{"job": true, "instance": true}
@@ -166,6 +172,14 @@ func TestMetrics_AlertsAndDashboardUseWhatIsThere(t *testing.T) {
 	served := &bundle{EntitlementServiceClient: pb.NewEntitlementServiceClient(dial(t, p.addr))}
 	served.want(t, newly, byNothing, grant("t1", "K1", "INV-1"))
 	served.want(t, rejected, byNothing, grant("t1", "K2", "INV-2", evidence(unpaid, 1)))
+	if _, err := served.GrantEntitlement(t.Context(), grant("t1", "", "INV-1")); status.Code(err) != codes.InvalidArgument {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"OK",rpc_system_name="grpc"} 2`, `"INVALID_ARGUMENT",rpc_system_name="grpc"} 1`} {
+		want = `rpc_server_call_duration_seconds_count{rpc_method="entitlement.v1.EntitlementService/GrantEntitlement",rpc_response_status_code=` + want
+		// A call is measured after its caller has the answer.
+		eventually(t, want, func() bool { return strings.Contains(page(t, p.web), want) })
+	}
 	eventually(t, "the delivery is counted", func() bool {
 		return scraped(t, p.web)["grantd_delivery_duration_seconds_count"] != nil
 	})
