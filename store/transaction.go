@@ -45,7 +45,7 @@ type transaction struct {
 	// locked says that the first flight has locked what is new; movedRows is how many records moved when the locks were taken.
 	locked    bool
 	movedRows int64
-	// replayed says that the batch before was not all new.
+	// replayed says that the batch before held replays.
 	replayed bool
 	// now is database time, read after the last wait.
 	now time.Time
@@ -123,8 +123,10 @@ func (t *transaction) abandon(ctx context.Context, why error) error {
 // decide climbs the ladder for every command, and collects what is to be written.
 func (t *transaction) decide(batch []*pending) error {
 	t.out.reset()
+	t.replayed = false
 	for i, p := range batch {
 		f := &t.facts[i]
+		t.replayed = t.replayed || f.known != nil
 		f.now = t.now
 		id := ids{attempt: newID()}
 		if p.command.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && f.known == nil && f.entitlement == nil {

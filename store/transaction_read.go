@@ -50,7 +50,7 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	}
 	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
 	clear(t.facts)
-	t.locked = !slices.ContainsFunc(batch, func(p *pending) bool {
+	t.locked = !t.replayed && !slices.ContainsFunc(batch, func(p *pending) bool {
 		return p.command.Kind != entitlementv1.OperationKind_OPERATION_KIND_GRANT || p.command.refusal(t.catalog) != nil
 	})
 	if t.locked {
@@ -63,17 +63,11 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	if t.lockTimeout > 0 {
 		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
 	}
-	preamble := b.Len()
 	if !t.locked {
-		return t.readKnown(ctx, batch, &b, preamble)
+		return t.readUnlocked(ctx, batch, &b)
 	}
+	preamble := b.Len()
 	b.Queue(lockIfUnknownSQL, t.locks)
-	// Where replays came last, more will come: then what is known travels along, and they save a round trip.
-	along := t.replayed
-	if along {
-		t.choose(batch, t.places)
-		b.Queue(readFactsSQL, t.chosen)
-	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
@@ -85,39 +79,43 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 		return err
 	}
 	t.movedRows = tag.RowsAffected()
-	t.replayed = t.movedRows < int64(len(batch))
-	if t.replayed {
-		clear(t.facts)
-	}
-	if along {
-		if err := t.scanFacts(results, t.places); err != nil {
-			return err
-		}
-	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
 		return err
 	}
 	if err := results.Close(); err != nil {
 		return err
 	}
-	if along || !t.replayed {
+	if t.movedRows == int64(len(batch)) {
 		return nil
 	}
+	clear(t.facts)
 	return t.readFacts(ctx, batch, t.places)
 }
 
-// readKnown is the first flight of other batches: it asks of which commands anything is known, and only then what. Replays and refusals
-// are answered from that without a lock.
-func (t *transaction) readKnown(ctx context.Context, batch []*pending, b *pgx.Batch, preamble int) error {
+// readUnlocked is the first flight of other batches. Where the batch before held replays, more will come, and what is known is read at
+// once; else it asks first of which commands anything is. Replays and refusals are answered from that without a lock.
+func (t *transaction) readUnlocked(ctx context.Context, batch []*pending, b *pgx.Batch) error {
 	clear(t.facts)
-	b.Queue(findKnownSQL, batch)
+	preamble, atOnce := b.Len(), t.replayed
+	if atOnce {
+		t.choose(batch, t.places)
+		b.Queue(readFactsSQL, t.chosen)
+	} else {
+		b.Queue(findKnownSQL, batch)
+	}
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, b)
 	defer results.Close()
 	if err := skip(results, preamble); err != nil {
 		return err
 	}
-	known, err := scanPlaces(results, t.places[:0])
+	known := t.places
+	var err error
+	if atOnce {
+		err = t.scanFacts(results, known)
+	} else {
+		known, err = scanPlaces(results, known[:0])
+	}
 	if err != nil {
 		return err
 	}
@@ -127,7 +125,10 @@ func (t *transaction) readKnown(ctx context.Context, batch []*pending, b *pgx.Ba
 	if err := results.Close(); err != nil || len(known) == 0 {
 		return err
 	}
-	return t.readFacts(ctx, batch, known)
+	if !atOnce {
+		return t.readFacts(ctx, batch, known)
+	}
+	return t.readReplayed(ctx, batch, known)
 }
 
 // skip takes the answers of statements that return nothing of interest.
@@ -180,7 +181,11 @@ func (t *transaction) readFacts(ctx context.Context, batch []*pending, places []
 	if err := results.Close(); err != nil {
 		return err
 	}
-	// What is new reads them under the lock.
+	return t.readReplayed(ctx, batch, places)
+}
+
+// readReplayed reads what only replays need. What is new reads it under the lock.
+func (t *transaction) readReplayed(ctx context.Context, batch []*pending, places []int) error {
 	replays := slices.DeleteFunc(slices.Clone(places), func(i int) bool { return t.facts[i].known == nil })
 	return t.readOnInvoice(ctx, batch, replays)
 }
