@@ -19,10 +19,10 @@ type explainCmd struct {
 	Tenant           string        `required:"" help:"The tenant." env:"GRANTD_EXPLAIN_TENANT"`
 	Key              string        `xor:"name" help:"The idempotency key, also one that only came second or was refused." env:"GRANTD_EXPLAIN_KEY"`
 	Event            string        `xor:"name" help:"The event's id, as callers passed it on; it may have led to several operations." env:"GRANTD_EXPLAIN_EVENT"`
-	Invoice          string        `xor:"name" help:"The invoice, with --type." env:"GRANTD_EXPLAIN_INVOICE"`
+	Invoice          string        `xor:"name" help:"The invoice: all that happened to it, or with --type what happened to one effect." env:"GRANTD_EXPLAIN_INVOICE"`
 	Type             string        `help:"The entitlement type, with --invoice." env:"GRANTD_EXPLAIN_TYPE"`
-	OperationVersion int64         `help:"The operation version, with --invoice; not 0 for repeatable types alone." default:"0" env:"GRANTD_EXPLAIN_OPERATION_VERSION"`
-	Limit            int           `help:"How many stories at most, with --event." default:"20" env:"GRANTD_EXPLAIN_LIMIT"`
+	OperationVersion int64         `help:"The operation version, with --type; not 0 for repeatable types alone." default:"0" env:"GRANTD_EXPLAIN_OPERATION_VERSION"`
+	Limit            int           `help:"How many stories at most, with --event or --invoice." default:"20" env:"GRANTD_EXPLAIN_LIMIT"`
 	JSON             bool          `name:"json" help:"Print the server's answers as JSON." env:"GRANTD_EXPLAIN_JSON"`
 	Timeout          time.Duration `help:"Longest time for all of it." default:"30s" env:"GRANTD_EXPLAIN_TIMEOUT"`
 }
@@ -30,10 +30,10 @@ type explainCmd struct {
 func (c *explainCmd) run(ctx context.Context, io stdio) error {
 	switch {
 	case c.Key == "" && c.Event == "" && c.Invoice == "":
-		return errors.New("--key, --event, or --invoice with --type, says what to explain")
-	case (c.Invoice == "") != (c.Type == ""):
-		return errors.New("--invoice and --type go together")
-	case c.OperationVersion != 0 && c.Invoice == "":
+		return errors.New("--key, --event or --invoice says what to explain")
+	case c.Type != "" && c.Invoice == "":
+		return errors.New("--type goes with --invoice")
+	case c.OperationVersion != 0 && c.Type == "":
 		return errors.New("--operation-version goes with --invoice and --type")
 	case c.Limit < 1:
 		return errors.New("--limit must be positive")
@@ -62,8 +62,8 @@ func (c *explainCmd) run(ctx context.Context, io stdio) error {
 
 // find returns the stories that the flags name, and whether there are more.
 func (c *explainCmd) find(ctx context.Context, service entitlementv1.EntitlementServiceClient) ([]story, bool, error) {
-	if c.Event != "" {
-		return c.findByEvent(ctx, service)
+	if c.lists() {
+		return c.findListed(ctx, service)
 	}
 	request := &entitlementv1.GetOperationRequest{TenantId: c.Tenant, View: entitlementv1.OperationView_OPERATION_VIEW_FULL}
 	if c.Key != "" {
@@ -77,10 +77,16 @@ func (c *explainCmd) find(ctx context.Context, service entitlementv1.Entitlement
 	return []story{{key: c.Key, found: found}}, false, err
 }
 
-// findByEvent tells each operation once, whichever of its keys the event came under.
-func (c *explainCmd) findByEvent(ctx context.Context, service entitlementv1.EntitlementServiceClient) (stories []story, more bool, err error) {
-	list := &entitlementv1.ListOperationsRequest{
-		TenantId: c.Tenant, Filter: &entitlementv1.ListOperationsRequest_EventId{EventId: c.Event},
+// lists says whether the flags name what may have led to several operations.
+func (c *explainCmd) lists() bool { return c.Event != "" || c.Invoice != "" && c.Type == "" }
+
+// findListed tells each operation once, whichever of its keys the event or the invoice came under.
+func (c *explainCmd) findListed(ctx context.Context, service entitlementv1.EntitlementServiceClient) (stories []story, more bool, err error) {
+	list := &entitlementv1.ListOperationsRequest{TenantId: c.Tenant}
+	if c.Event != "" {
+		list.Filter = &entitlementv1.ListOperationsRequest_EventId{EventId: c.Event}
+	} else {
+		list.Filter = &entitlementv1.ListOperationsRequest_InvoiceId{InvoiceId: c.Invoice}
 	}
 	told := make(map[string]bool)
 	for {
@@ -134,7 +140,9 @@ func (c *explainCmd) nothing() error {
 	case c.Key != "":
 		return fmt.Errorf("nothing is known of key %s of tenant %s: no operation is committed and no attempt is kept (%s); "+
 			"a call may still be in flight, and sending the request under this key is safe", c.Key, c.Tenant, kept)
+	case c.lists():
+		return fmt.Errorf("nothing is known of invoice %s of tenant %s: no operation is committed and no attempt is kept (%s)", c.Invoice, c.Tenant, kept)
 	}
-	return fmt.Errorf("nothing is known of invoice %s, type %s, version %d of tenant %s: nothing was granted and no attempt is kept (%s); "+
+	return fmt.Errorf("nothing is known of invoice %s, type %s, operation version %d of tenant %s: nothing was granted and no attempt is kept (%s); "+
 		"a call may still be in flight, and sending the request is safe", c.Invoice, c.Type, c.OperationVersion, c.Tenant, kept)
 }

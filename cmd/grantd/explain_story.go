@@ -205,7 +205,8 @@ func (s *story) prospect() string {
 	case entitlementv1.RejectionReason_REJECTION_REASON_INVOICE_NOT_PAID:
 		return " It is refused until the evidence, and the record where that is newer, say PAID."
 	case entitlementv1.RejectionReason_REJECTION_REASON_INVOICE_REVERSED:
-		return " It is refused until a version of the invoice above the reversed one says PAID."
+		return fmt.Sprintf(" It is refused until a version of the invoice above the reversed one says PAID: --invoice %s, without a type, tells what "+
+			"reversed it.", text(last.GetInvoiceId()))
 	case entitlementv1.RejectionReason_REJECTION_REASON_STALE_VERSION:
 		return " It is refused for ever: a higher version of the invoice is on record."
 	case entitlementv1.RejectionReason_REJECTION_REASON_NOT_GRANTED:

@@ -279,7 +279,7 @@ func TestExplain_TellsTheWholeStory(t *testing.T) {
 		if got := happened(t, out); !slices.Equal(got, want) {
 			t.Errorf("the story is %q, want %q", got, want)
 		}
-		wantAll(t, out, "Operation "+reverseKey+" of", "REVERSE of team_access, version 0, invoice INV-1", "event evt_3")
+		wantAll(t, out, "Operation "+reverseKey+" of", "REVERSE of team_access, operation version 0, invoice INV-1", "event evt_3")
 	})
 	t.Run("JSON", func(t *testing.T) { e.wantSameFacts(t) })
 }
@@ -352,9 +352,10 @@ func TestExplain_WhatWasNeverApplied(t *testing.T) {
 	}{
 		"key":     {[]string{"--key", "none"}, "nothing is known of key none of tenant acme"},
 		"event":   {[]string{"--event", "\x1b[31m"}, `nothing is known of event "\x1b[31m" of tenant acme`},
-		"effect":  {[]string{"--invoice", "INV-2", "--type", "sso"}, "nothing is known of invoice INV-2, type sso, version 0"},
+		"effect":  {[]string{"--invoice", "INV-2", "--type", "sso"}, "nothing is known of invoice INV-2, type sso, operation version 0"},
 		"no name": {nil, "says what to explain"},
-		"no type": {[]string{"--invoice", "INV-1"}, "go together"},
+		"invoice": {[]string{"--invoice", "INV-2"}, "nothing is known of invoice INV-2 of tenant acme"},
+		"type":    {[]string{"--type", "sso", "--key", "k"}, "--type goes with --invoice"},
 		"both":    {[]string{"--key", "k", "--event", "e"}, "can't be used together"},
 		"version": {[]string{"--key", "k", "--operation-version", "1"}, "--operation-version goes with"},
 		"limit":   {[]string{"--event", "e", "--limit", "0"}, "--limit must be positive"},
@@ -369,6 +370,32 @@ func TestExplain_WhatWasNeverApplied(t *testing.T) {
 	if err == nil || !strings.Contains(out, `"OUTCOME_NOT_APPLIED"`) || !json.Valid([]byte(out)) {
 		t.Errorf("an unknown key as JSON: %v\n%s", err, out)
 	}
+}
+
+// A refund that came before its payment is under another key than the grant that it refuses, and was told of by another event: from the
+// refused key one is led to the invoice, and there to the refund.
+func TestExplain_RefundBeforePayment(t *testing.T) {
+	t.Parallel()
+	e := setupExplained(t)
+	refund := &entitlementv1.RecordInvoiceStateRequest{
+		IdempotencyKey: "billing:invoice:INV-1:2", TenantId: "acme", InvoiceId: "INV-1", EventId: "evt_2",
+		State: entitlementv1.InvoiceState_INVOICE_STATE_REFUNDED, Version: 2,
+	}
+	if answer, err := e.RecordInvoiceState(t.Context(), refund); err != nil || answer.GetOutcome() != entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED {
+		t.Fatalf("the refund is told %v (%v)", answer, err)
+	}
+	e.grant(t, replayTrace, theKey, "evt_1", entitlementv1.Outcome_OUTCOME_REJECTED)
+	out, err := e.explain(t, "--event", "evt_1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, out, "GRANT, INVOICE_REVERSED, invoice INV-1", "--invoice INV-1, without a type, tells what reversed it")
+	out, err = e.explain(t, "--invoice", "INV-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, out, "Invoice INV-1 of tenant acme, stories told: 2", "Key "+theKey+" of tenant acme: nothing was applied under it",
+		"Operation billing:invoice:INV-1:2 of tenant acme RECORD_INVOICE_STATE, invoice INV-1 REFUNDED at version 2", "event evt_2")
 }
 
 // Nothing is so long that it does not fit, and nothing that is told gets lost in between. The winner's attempt was removed after its retention.

@@ -25,11 +25,14 @@ func writeStories(w io.Writer, c *explainCmd, stories []story, more bool) error 
 		return nil
 	}
 	var out strings.Builder
-	if c.Event != "" {
+	switch {
+	case c.Event != "":
 		paragraph(&out, 0, fmt.Sprintf("Event %s of tenant %s, stories told: %d", text(c.Event), c.Tenant, len(stories)))
+	case c.lists():
+		paragraph(&out, 0, fmt.Sprintf("Invoice %s of tenant %s, stories told: %d", text(c.Invoice), c.Tenant, len(stories)))
 	}
 	for i := range stories {
-		if i > 0 || c.Event != "" {
+		if i > 0 || c.lists() {
 			out.WriteByte('\n')
 		}
 		c.writeStory(&out, &stories[i])
@@ -54,7 +57,7 @@ func (c *explainCmd) writeStory(out *strings.Builder, s *story) {
 		about := plain(op.GetKind(), "OPERATION_KIND_")
 		if e := f.GetEntitlement(); e != nil {
 			g := e.GetGrant()
-			about += fmt.Sprintf(" of %s, version %d", g.GetEntitlementType(), g.GetOperationVersion())
+			about += fmt.Sprintf(" of %s, operation version %d", g.GetEntitlementType(), g.GetOperationVersion())
 		}
 		about += ", invoice " + op.GetInvoiceId()
 		if r := f.GetRecorded(); r != nil && op.GetEntitlementId() == "" {
@@ -68,7 +71,7 @@ func (c *explainCmd) writeStory(out *strings.Builder, s *story) {
 	case s.key != "":
 		paragraph(out, 0, fmt.Sprintf("Key %s of tenant %s: nothing was applied under it, only refusals and conflicts are on record", s.key, c.Tenant))
 	default:
-		paragraph(out, 0, fmt.Sprintf("Invoice %s, type %s, version %d of tenant %s: nothing was granted, only refusals are on record",
+		paragraph(out, 0, fmt.Sprintf("Invoice %s, type %s, operation version %d of tenant %s: nothing was granted, only refusals are on record",
 			text(c.Invoice), text(c.Type), c.OperationVersion, c.Tenant))
 	}
 	out.WriteByte('\n')
