@@ -109,12 +109,12 @@ func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.
 	}
 	grpcListener, err := server.Listen(c.GRPCAddr, tlsConfig, c.InsecurePlaintext)
 	if err != nil {
-		return err
+		return fmt.Errorf("--grpc-addr: %w", err)
 	}
 	defer grpcListener.Close()
 	httpListener, err := net.Listen("tcp", c.HTTPAddr)
 	if err != nil {
-		return err
+		return fmt.Errorf("--http-addr: %w", err)
 	}
 	defer httpListener.Close()
 
