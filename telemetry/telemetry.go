@@ -43,7 +43,7 @@ const (
 type Config struct {
 	// Version is grantd's, as it stands in target_info and in the resource of every span.
 	Version string
-	// Log is told what telemetry cannot do. Nil discards it.
+	// Log is told whether and where spans are exported, and what telemetry cannot do. Nil discards it.
 	Log *slog.Logger
 }
 
@@ -77,7 +77,7 @@ func Setup(ctx context.Context, config Config) (*Telemetry, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	tracing, err := tracingWanted(log)
+	endpoint, err := tracesEndpoint(log)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func Setup(ctx context.Context, config Config) (*Telemetry, error) {
 		TracerProvider: tracenoop.NewTracerProvider(),
 		MeterProvider:  metricnoop.NewMeterProvider(),
 		Propagator:     propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
-		tracing:        tracing,
+		tracing:        endpoint != nil,
 	}
 	about, err := describeProcess(ctx, config.Version)
 	if err != nil {
@@ -95,10 +95,13 @@ func Setup(ctx context.Context, config Config) (*Telemetry, error) {
 	if err := t.setupMetrics(about, log); err != nil {
 		return nil, fmt.Errorf("set up metrics: %w", err)
 	}
-	if tracing {
+	if endpoint == nil {
+		log.InfoContext(ctx, "spans are not exported")
+	} else {
 		if err := t.setupTracing(ctx, about, log); err != nil {
 			return nil, errors.Join(fmt.Errorf("set up tracing: %w", err), t.Shutdown(ctx))
 		}
+		log.InfoContext(ctx, "spans are exported", "endpoint", endpoint.Redacted(), "transport", transport(endpoint))
 	}
 	t.tracer = t.TracerProvider.Tracer(scopeName)
 	return t, nil

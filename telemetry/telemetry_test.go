@@ -94,6 +94,44 @@ func TestSetup_Sampler(t *testing.T) {
 	}
 }
 
+// Whoever looks in vain for spans begins with the log: are they exported, where to, and does that side speak TLS?
+func TestSetup_SaysWhereSpansGo(t *testing.T) {
+	const endpoint, sampler, argument = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+	const plaintext = "http://127.0.0.1:4317"
+	for name, c := range map[string]struct {
+		environment map[string]string
+		want        string
+	}{
+		"off":                 {nil, `msg="spans are not exported"`},
+		"http":                {map[string]string{endpoint: plaintext}, "endpoint=http://127.0.0.1:4317 transport=plaintext"},
+		"https":               {map[string]string{endpoint: "https://127.0.0.1:4317"}, "endpoint=https://127.0.0.1:4317 transport=TLS"},
+		"no scheme":           {map[string]string{endpoint: "localhost:4317"}, "endpoint=localhost:4317 transport=TLS"},
+		"no scheme, insecure": {map[string]string{endpoint: "localhost:4317", "OTEL_EXPORTER_OTLP_INSECURE": "true"}, "transport=plaintext"},
+		"http, not insecure":  {map[string]string{endpoint: plaintext, "OTEL_EXPORTER_OTLP_TRACES_INSECURE": "false"}, "transport=TLS"},
+		"a password":          {map[string]string{endpoint: "https://me:secret@127.0.0.1:4317"}, "endpoint=https://me:xxxxx@127.0.0.1:4317 "},
+		"sampler":             {map[string]string{endpoint: plaintext, sampler: "nonsense"}, "level=WARN msg=\"OTEL_TRACES_SAMPLER names"},
+		"ratio":               {map[string]string{endpoint: plaintext, sampler: "traceidratio", argument: "2"}, "level=WARN msg=\"OTEL_TRACES_SAMPLER_ARG is"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			clearEnvironment(t)
+			for variable, value := range c.environment {
+				t.Setenv(variable, value)
+			}
+			var out strings.Builder
+			tel, err := telemetry.Setup(t.Context(), telemetry.Config{Log: slog.New(slog.NewTextHandler(&out, nil))})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := tel.Shutdown(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if !strings.Contains(out.String(), c.want) {
+				t.Errorf("the log lacks %s:\n%s", c.want, out.String())
+			}
+		})
+	}
+}
+
 func TestSetup_EndpointThatIsNoURL(t *testing.T) {
 	clearEnvironment(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "127.0.0.1:4317")
