@@ -66,7 +66,7 @@ func (i *instruments) gauge(name, unit, description string, value func() int64) 
 	i.errs = append(i.errs, err)
 }
 
-func newMeters(provider metric.MeterProvider, q *queue) (*meters, error) {
+func newMeters(provider metric.MeterProvider, q *queue, destinations []Destination) (*meters, error) {
 	i := &instruments{Meter: provider.Meter("github.com/grantd/grantd/store")}
 	m := &meters{
 		operations: i.counter("grantd.operations", "{attempt}",
@@ -103,7 +103,7 @@ func newMeters(provider metric.MeterProvider, q *queue) (*meters, error) {
 	i.gauge("grantd.attempts.partitions_ahead", "{day}", "Whole days from now that have a partition for attempts; without one, writes fail.",
 		func() int64 { return (m.partitionsEnd.Load() - time.Now().Unix()) / secondsPerDay })
 	i.gauge("grantd.maintenance.last_success_timestamp", "s", "When partitions were made and the expired was removed last, in Unix time.", m.maintained.Load)
-	m.beginAtZero()
+	m.beginAtZero(destinations)
 	return m, errors.Join(i.errs...)
 }
 
@@ -115,7 +115,7 @@ const DuplicatesDescription = "Repeats, by what keeps them from a second effect:
 
 // beginAtZero makes series before they have something to count: the rate of one that begins at ten is zero, and a name that is not
 // there looks like one that is misspelt.
-func (m *meters) beginAtZero() {
+func (m *meters) beginAtZero(destinations []Destination) {
 	counts := make(map[answerLabels]int64)
 	for n := range entitlementv1.OperationKind_name {
 		kind := entitlementv1.OperationKind(n)
@@ -147,6 +147,13 @@ func (m *meters) beginAtZero() {
 	}
 	for constraint := range raced {
 		m.violations.Add(ctx, 0, metric.WithAttributes(attribute.String("constraint", constraint)))
+	}
+	for _, d := range destinations {
+		for n := range entitlementv1.OperatorActionKind_name {
+			if n != 0 {
+				m.ordered(entitlementv1.OperatorActionKind(n), d.Name, 0)
+			}
+		}
 	}
 }
 
@@ -297,9 +304,9 @@ func constraintOf(pg *pgconn.PgError) string {
 	}
 }
 
-// ordered counts an order that was carried out.
-func (m *meters) ordered(kind entitlementv1.OperatorActionKind, destination string) {
-	m.orders.Add(context.Background(), 1, metric.WithAttributes(
+// ordered counts orders that were carried out.
+func (m *meters) ordered(kind entitlementv1.OperatorActionKind, destination string, n int64) {
+	m.orders.Add(context.Background(), n, metric.WithAttributes(
 		attribute.String("destination", destination), attribute.String("kind", plain(kind.String(), "OPERATOR_ACTION_KIND_"))))
 }
 

@@ -171,7 +171,10 @@ func TestMeters_Orders(t *testing.T) {
 	settle(t, b.Store, store.Dead, d)
 	wantOrder(t, newly, 0)(b.Discard(t.Context(), order(d)))
 	wantOrder(t, already, 0)(b.Discard(t.Context(), order(d)))
-	wantSeries(t, series(t, reader), map[string]float64{"grantd.delivery.orders destination=crm kind=discard": 1})
+	wantSeries(t, series(t, reader), map[string]float64{
+		"grantd.delivery.orders destination=crm kind=discard":   1,
+		"grantd.delivery.orders destination=crm kind=redeliver": 0,
+	})
 }
 
 // A role had lost its right to make partitions. For a fortnight the meter went on to show what there had been on the last good day, and then

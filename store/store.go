@@ -159,7 +159,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	q := newQueue(cfg.QueueLimit)
-	m, err := newMeters(cfg.MeterProvider, q)
+	m, err := newMeters(cfg.MeterProvider, q, cfg.Destinations)
 	if err := errors.Join(err, s.observePools()); err != nil {
 		s.closePools()
 		return nil, err
