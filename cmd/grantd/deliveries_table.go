@@ -170,8 +170,8 @@ func writeStory(w io.Writer, s *entitlementv1.DeliveryStory) error {
 	for _, a := range s.GetActions() {
 		fmt.Fprintln(w)
 		if err := fields(w,
-			"operator", fmt.Sprintf("%s: %s to %s after %d attempts", plain(a.GetKind(), "OPERATOR_ACTION_KIND_"),
-				plainState(a.GetFromState()), plainState(a.GetToState()), a.GetAttempts()),
+			"operator", fmt.Sprintf("%s: %s to %s after %s", plain(a.GetKind(), "OPERATOR_ACTION_KIND_"),
+				plainState(a.GetFromState()), plainState(a.GetToState()), times(a.GetAttempts())),
 			"actor", a.GetActor(), "caller", a.GetCaller(), "at", moment(a.GetAt()), "reason", a.GetReason(),
 		); err != nil {
 			return err

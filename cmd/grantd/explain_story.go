@@ -79,41 +79,6 @@ func (s *story) happenings() []happening {
 	return all
 }
 
-func (s *story) addDelivery(d *entitlementv1.DeliveryStory, add func(at *timestamppb.Timestamp, what string, details ...string)) {
-	v := d.GetDelivery()
-	entry := s.entry(v.GetEntitlementId(), v.GetEntryNumber())
-	now := "now " + plainState(v.GetState())
-	switch {
-	case v.GetSettledAt() != nil:
-		now += " since " + stored(v.GetSettledAt())
-	case v.GetHeldByEntryNumber() != 0:
-		now += fmt.Sprintf(", held by entry %d", v.GetHeldByEntryNumber())
-	case v.GetNextAttemptAt() != nil:
-		now += ", due " + stored(v.GetNextAttemptAt())
-	case v.GetLeaseUntil() != nil:
-		now += ", lease until " + stored(v.GetLeaseUntil())
-	}
-	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey()))
-	to := "to " + v.GetDestination()
-	for _, a := range d.GetAttempts() {
-		result, took := "no result is recorded", ""
-		if a.GetEndedAt() != nil {
-			result = plain(a.GetOutcome(), "DELIVERY_ATTEMPT_OUTCOME_")
-			took = "took " + length(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
-		}
-		if a.GetStatusCode() != 0 {
-			result += fmt.Sprintf(" %d", a.GetStatusCode())
-		}
-		add(a.GetStartedAt(), fmt.Sprintf("delivery attempt %d: %s", a.GetAttemptNumber(), result), to, entry, took,
-			named("error", a.GetError()), named("note", a.GetNote()), named("worker", a.GetWorker()))
-	}
-	for _, a := range d.GetActions() {
-		add(a.GetAt(), "operator: "+plain(a.GetKind(), "OPERATOR_ACTION_KIND_"), "delivery "+to, entry,
-			fmt.Sprintf("%s to %s after %d attempts", plainState(a.GetFromState()), plainState(a.GetToState()), a.GetAttempts()),
-			named("actor", a.GetActor()), named("caller", a.GetCaller()), named("reason", a.GetReason()))
-	}
-}
-
 func (s *story) attemptDetails(a *entitlementv1.Attempt) []string {
 	details := []string{plain(a.GetKind(), "OPERATION_KIND_")}
 	if a.GetMatchedBy() != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {

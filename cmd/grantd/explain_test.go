@@ -224,7 +224,7 @@ func TestExplain_TellsTheWholeStory(t *testing.T) {
 		}
 		wantAll(t, out, "Operation "+theKey+" of tenant acme", "now REVERSED at entry 2", "trace "+winnerTrace, "trace "+replayTrace,
 			"winner's trace "+winnerTrace, "GRANT, INVOICE_NOT_PAID", "event evt_0, source stripe", "differs in scope.seats", "scope.seats=10",
-			"key "+aliasKey, `DEAD to PENDING after 1 attempts, actor ana, reason "CRM is repaired"`, "actor ana, reason chargeback",
+			"key "+aliasKey, `DEAD to PENDING after 1 attempt, actor ana, reason "CRM is repaired"`, "actor ana, reason chargeback",
 			"no replay gives it back", `event "evt\x1b[31m \u202e, key forged\u009b2J"`)
 	})
 	t.Run("by alias", func(t *testing.T) {
@@ -431,8 +431,70 @@ func TestExplain_LinesFitTheTerminal(t *testing.T) {
 		}
 	}
 	wantAll(t, out.String(), "2026-01-02 03:04:05.123456Z", "operation: applied", "its attempt is not shown", "no result is recorded",
-		"notification: wanted", "+90 s notification: sent", "to a@example.com, in en", "Only the latest of it", "try 3 of one call")
+		"see grantd deliveries redeliver "+theDelivery, "notification: wanted", "+90 s notification: sent", "to a@example.com, in en", "Only the latest of it", "try 3 of one call")
 	if n := strings.Count(out.String(), "x"); n < 1024 {
 		t.Errorf("%d of the error's 1024 characters are shown", n)
+	}
+}
+
+// A destination was down for a weekend, and the one line that mattered stood behind two hundred that said the same.
+func TestExplain_FoldsEqualRetries(t *testing.T) {
+	const (
+		retry   = entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_RETRY
+		unknown = entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNKNOWN
+	)
+	start := time.Unix(1767323045, 0)
+	at := func(minute int) *timestamppb.Timestamp {
+		return timestamppb.New(start.Add(time.Duration(minute) * time.Minute))
+	}
+	delivery := &entitlementv1.DeliveryStory{
+		Delivery: &entitlementv1.Delivery{
+			DeliveryId: theDelivery, Destination: "crm", EntitlementId: theEntitlement, EntryNumber: 1, CreatedAt: at(0),
+			State: entitlementv1.DeliveryState_DELIVERY_STATE_UNKNOWN,
+		},
+		Actions: []*entitlementv1.OperatorAction{{
+			At: timestamppb.New(start.Add(74*time.Minute + time.Second)), Kind: entitlementv1.OperatorActionKind_OPERATOR_ACTION_KIND_REDELIVER, Attempts: 74,
+		}},
+	}
+	attempt := func(outcome entitlementv1.DeliveryAttemptOutcome, code int32) {
+		n := len(delivery.Attempts) + 1
+		delivery.Attempts = append(delivery.Attempts, &entitlementv1.DeliveryAttempt{
+			AttemptNumber: int64(n), StartedAt: at(n), EndedAt: at(n), Outcome: outcome, StatusCode: code, Error: fmt.Sprintf("failure-%d", n),
+		})
+	}
+	for range 74 {
+		attempt(retry, 503)
+	}
+	attempt(retry, 503)
+	attempt(retry, 503)
+	attempt(retry, 429)
+	attempt(unknown, 0)
+	attempt(unknown, 0)
+	s := story{key: theKey, found: &entitlementv1.GetOperationResponse{
+		Operation:  &entitlementv1.Operation{IdempotencyKey: theKey, EntitlementId: theEntitlement, AppliedAt: at(0)},
+		Deliveries: []*entitlementv1.DeliveryStory{delivery},
+	}}
+	var out bytes.Buffer
+	if err := writeStories(&out, &explainCmd{Tenant: "acme"}, []story{s}, false); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"operation: applied", "delivery to crm", "delivery attempts 1 to 74: RETRY 503", "operator: REDELIVER", "delivery attempts 75 to 76: RETRY 503",
+		"delivery attempt 77: RETRY 429", "delivery attempt 78: UNKNOWN", "delivery attempt 79: UNKNOWN",
+	}
+	if got := happened(t, out.String()); !slices.Equal(got, want) {
+		t.Errorf("the story is %q, want %q", got, want)
+	}
+	wantAll(t, out.String(), "the last at "+stored(at(74))+", took 0 µs, its error failure-74", "error failure-77",
+		"after 74 attempts", "see grantd deliveries resolve "+theDelivery)
+	if strings.Contains(out.String(), "failure-73") {
+		t.Errorf("an error that was not the last is shown:\n%s", out.String())
+	}
+	out.Reset()
+	if err := writeStoriesJSON(&out, []story{s}, false); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "failure-"); n != 79 {
+		t.Errorf("the JSON has %d of 79 attempts", n)
 	}
 }

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
+)
+
+func (s *story) addDelivery(d *entitlementv1.DeliveryStory, add func(at *timestamppb.Timestamp, what string, details ...string)) {
+	v := d.GetDelivery()
+	entry := s.entry(v.GetEntitlementId(), v.GetEntryNumber())
+	now := "now " + plainState(v.GetState())
+	switch {
+	case v.GetSettledAt() != nil:
+		now += " since " + stored(v.GetSettledAt())
+	case v.GetHeldByEntryNumber() != 0:
+		now += fmt.Sprintf(", held by entry %d", v.GetHeldByEntryNumber())
+	case v.GetNextAttemptAt() != nil:
+		now += ", due " + stored(v.GetNextAttemptAt())
+	case v.GetLeaseUntil() != nil:
+		now += ", lease until " + stored(v.GetLeaseUntil())
+	}
+	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey()), wayOn(v))
+	to := "to " + v.GetDestination()
+	for _, run := range retried(d) {
+		first, a := run[0], run[len(run)-1]
+		what, last, failure := fmt.Sprintf("delivery attempt %d: ", a.GetAttemptNumber()), "", "error"
+		if len(run) > 1 {
+			what = fmt.Sprintf("delivery attempts %d to %d: ", first.GetAttemptNumber(), a.GetAttemptNumber())
+			last, failure = "the last at "+stored(a.GetStartedAt()), "its error"
+		}
+		result, took := "no result is recorded", ""
+		if a.GetEndedAt() != nil {
+			result = plain(a.GetOutcome(), "DELIVERY_ATTEMPT_OUTCOME_")
+			took = "took " + length(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
+		}
+		if a.GetStatusCode() != 0 {
+			result += fmt.Sprintf(" %d", a.GetStatusCode())
+		}
+		add(first.GetStartedAt(), what+result, to, entry, last, took, named(failure, a.GetError()), named("note", a.GetNote()), named("worker", a.GetWorker()))
+	}
+	for _, a := range d.GetActions() {
+		add(a.GetAt(), "operator: "+plain(a.GetKind(), "OPERATOR_ACTION_KIND_"), "delivery "+to, entry,
+			fmt.Sprintf("%s to %s after %s", plainState(a.GetFromState()), plainState(a.GetToState()), times(a.GetAttempts())),
+			named("actor", a.GetActor()), named("caller", a.GetCaller()), named("reason", a.GetReason()))
+	}
+}
+
+// wayOn names the command that goes on with a delivery that waits for an operator.
+func wayOn(d *entitlementv1.Delivery) string {
+	switch d.GetState() {
+	case entitlementv1.DeliveryState_DELIVERY_STATE_UNKNOWN:
+		return "see grantd deliveries resolve " + d.GetDeliveryId()
+	case entitlementv1.DeliveryState_DELIVERY_STATE_DEAD:
+		return "see grantd deliveries redeliver " + d.GetDeliveryId()
+	}
+	return ""
+}
+
+// retried groups a delivery's attempts: retries that failed alike, one after the other and with no operator's order in between, are one.
+func retried(d *entitlementv1.DeliveryStory) [][]*entitlementv1.DeliveryAttempt {
+	var runs [][]*entitlementv1.DeliveryAttempt
+	for _, a := range d.GetAttempts() {
+		if n := len(runs) - 1; n >= 0 {
+			if before := runs[n][len(runs[n])-1]; alike(before, a) && !slices.ContainsFunc(d.GetActions(), func(o *entitlementv1.OperatorAction) bool {
+				at := o.GetAt().AsTime()
+				return !at.Before(before.GetStartedAt().AsTime()) && !at.After(a.GetStartedAt().AsTime())
+			}) {
+				runs[n] = append(runs[n], a)
+				continue
+			}
+		}
+		runs = append(runs, []*entitlementv1.DeliveryAttempt{a})
+	}
+	return runs
+}
+
+// alike says whether both are retries with the same result. Errors often differ in a port or an id.
+func alike(a, b *entitlementv1.DeliveryAttempt) bool {
+	return a.GetOutcome() == entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_RETRY && b.GetOutcome() == a.GetOutcome() &&
+		a.GetStatusCode() == b.GetStatusCode() && a.GetNote() == b.GetNote()
+}
+
+func times(attempts int64) string {
+	if attempts == 1 {
+		return "1 attempt"
+	}
+	return fmt.Sprintf("%d attempts", attempts)
+}
