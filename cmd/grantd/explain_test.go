@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -434,5 +435,12 @@ func TestExplain_LinesFitTheTerminal(t *testing.T) {
 		"notification: wanted", "+90 s notification: sent", "to a@example.com, in en", "Only the latest of it", "try 3 of one call")
 	if n := strings.Count(out.String(), "x"); n < 1024 {
 		t.Errorf("%d of the error's 1024 characters are shown", n)
+	}
+}
+
+// The count is the caller's header. The largest one was told as a negative try.
+func TestExplain_LargestCountOfTries(t *testing.T) {
+	if got, want := tries(math.MaxInt32), "try 2147483648 of one call"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
