@@ -1,6 +1,8 @@
 package server
 
 import (
+	"strings"
+
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -18,7 +20,8 @@ const (
 	reasonAttribute  = attribute.Key("entitlement.reason")
 )
 
-// describeRequest puts on a span whose request it is, as the caller says: malformed ones are looked for too.
+// describeRequest puts on a span whose request it is, as the caller says: malformed ones are looked for too. Of what is too long for a
+// request only the beginning is kept.
 func describeRequest(span trace.Span, request any) {
 	if !span.IsRecording() {
 		return
@@ -31,11 +34,20 @@ func describeRequest(span trace.Span, request any) {
 		tenant = r.GetGrant().GetTenantId()
 	}
 	if tenant != "" {
-		span.SetAttributes(tenantAttribute.String(tenant))
+		span.SetAttributes(tenantAttribute.String(beginning(tenant)))
 	}
 	if r, ok := request.(interface{ GetEventId() string }); ok && r.GetEventId() != "" {
-		span.SetAttributes(eventAttribute.String(r.GetEventId()))
+		span.SetAttributes(eventAttribute.String(beginning(r.GetEventId())))
 	}
+}
+
+// beginning cuts off what no valid name has. The rest of it must not be kept in memory until the span is exported, as it would behind
+// the SDK's own cut: thousands of spans wait while the collector is away.
+func beginning(s string) string {
+	if len(s) <= maxDiagnosticBytes {
+		return s
+	}
+	return strings.Clone(strings.ToValidUTF8(s[:maxDiagnosticBytes], ""))
 }
 
 // describeLookup puts on a span what was found. It is no error, also where it foretells a conflict: nobody sent that payload.

@@ -151,11 +151,12 @@ func (s *Store) readStory(ctx context.Context, l *Lookup, business BusinessKey, 
 			return err
 		}
 		found.Entries = latest(found.Entries, entriesLimit, &found.Truncated)
-		if found.Deliveries, err = s.deliveriesOf(ctx, l.TenantID, found.Entries); err != nil {
+		var cut bool
+		if found.Deliveries, cut, err = s.deliveriesOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}
+		found.Truncated = found.Truncated || cut
 		found.Deliveries = latest(found.Deliveries, storyLimit, &found.Truncated)
-		found.Truncated = found.Truncated || lackAttempts(found.Deliveries)
 		if found.Notifications, err = s.notificationsOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}
@@ -173,11 +174,6 @@ func latest[T any](all []T, limit int, truncated *bool) []T {
 	}
 	*truncated = true
 	return all[len(all)-limit:]
-}
-
-// lackAttempts says whether some delivery has had more attempts than were read.
-func lackAttempts(deliveries []DeliveryStory) bool {
-	return slices.ContainsFunc(deliveries, func(s DeliveryStory) bool { return int64(len(s.Attempts)) < s.Delivery.Attempts })
 }
 
 const aliasesSQL = `

@@ -237,6 +237,23 @@ func TestLookup_SaysWhereAttemptsAreLeftOut(t *testing.T) {
 	}
 }
 
+// Whoever redelivered more than an answer holds was not told that the first of those orders were left out.
+func TestLookup_SaysWhereOrdersAreLeftOut(t *testing.T) {
+	const kept = 500
+	b := setup(t, to(crm))
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	for _, n := range []int{kept, kept + 1} {
+		exec(t, b.sql, `INSERT INTO operator_actions
+			SELECT tenant_id, delivery_id, n, 1, 5, 1, 'me', 'because', '', now() + n * interval '1 second' FROM deliveries, generate_series(1, $1::int) n
+			    ON CONFLICT DO NOTHING`, n)
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: "k", Full: true})
+		actions := found.Deliveries[0].Actions
+		if len(actions) != kept || actions[kept-1].Attempts != int64(n) || found.Truncated != (n > kept) {
+			t.Errorf("%d of %d orders, truncated %v", len(actions), n, found.Truncated)
+		}
+	}
+}
+
 func TestLookup_OfARefundNamesWhatItTookBack(t *testing.T) {
 	b := setup(t)
 	want(t, b.Store, grant("t", "k1", "i", "x"), newly)

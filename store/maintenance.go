@@ -174,18 +174,28 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
 	for _, p := range have {
 		attached[p.Name] = p.Attached
 	}
+	missing := false
 	today := now.UTC().Truncate(24 * time.Hour)
 	for d := -1; d <= partitionsAhead; d++ {
 		day := today.AddDate(0, 0, d)
 		if !attached[partitionName(day)] {
-			if err := s.makePartition(ctx, day); err != nil {
+			switch err := s.makePartition(ctx, day); {
+			case errors.Is(err, errNameTaken):
+				s.config.Log.ErrorContext(ctx, "a day of attempts has no partition, since a table has its name", "table", partitionName(day))
+				missing = missing || d >= 0
+			case err != nil:
 				return fmt.Errorf("make %s: %w", partitionName(day), err)
 			}
 		}
-		s.writer.meters.partitionsEnd.Store(day.AddDate(0, 0, 1).Unix())
+		if !missing {
+			s.writer.meters.partitionsEnd.Store(day.AddDate(0, 0, 1).Unix())
+		}
 	}
 	return nil
 }
+
+// errNameTaken says that a table that is no partition has a partition's name: somebody detached it.
+var errNameTaken = errors.New("the name is taken")
 
 // makePartition waits a short time for its lock only, since the writes queue behind it.
 func (s *Store) makePartition(ctx context.Context, day time.Time) error {
@@ -202,7 +212,11 @@ func (s *Store) makePartition(ctx context.Context, day time.Time) error {
 		return err
 	})
 	if hasCode(err, "42P07", "42710", "23505") { // duplicate table, object or catalogue row: another replica made it meanwhile
-		return nil
+		have, err := s.partitions(ctx)
+		if err == nil && !slices.Contains(have, partition{Name: partitionName(day), Attached: true}) {
+			err = errNameTaken
+		}
+		return err
 	}
 	return err
 }

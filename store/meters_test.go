@@ -177,19 +177,25 @@ func TestMeters_Orders(t *testing.T) {
 	})
 }
 
+const lastRound = "grantd.maintenance.last_success_timestamp"
+
+// firstRound waits until the store's own first round of maintenance is over.
+func firstRound(t *testing.T, reader *sdkmetric.ManualReader) float64 {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); series(t, reader)[lastRound] == 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no round of maintenance")
+		}
+	}
+	return series(t, reader)[lastRound]
+}
+
 // A role had lost its right to make partitions. For a fortnight the meter went on to show what there had been on the last good day, and then
 // every grant failed.
 func TestMeters_PartitionsThatAreNotMade(t *testing.T) {
 	withMeters, reader := metered()
 	b := setup(t, withMeters)
-	const last = "grantd.maintenance.last_success_timestamp"
-	// The store's own first round must be over.
-	for deadline := time.Now().Add(20 * time.Second); series(t, reader)[last] == 0; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("no round of maintenance")
-		}
-	}
-	before := series(t, reader)[last]
+	before := firstRound(t, reader)
 	today := time.Now().UTC().Truncate(24 * time.Hour)
 	for d := 4; d <= 14; d++ {
 		exec(t, b.sql, `DROP TABLE attempts_`+today.AddDate(0, 0, d).Format("20060102"))
@@ -199,6 +205,17 @@ func TestMeters_PartitionsThatAreNotMade(t *testing.T) {
 		t.Fatal("the partitions were made")
 	}
 	wantSeries(t, series(t, reader), map[string]float64{
-		"grantd.attempts.partitions_ahead": 3, last: before,
+		"grantd.attempts.partitions_ahead": 3, lastRound: before,
 	})
+}
+
+// Somebody had detached the partition of a day to come. Its name was taken for another replica's work: the metric said that all days were
+// there, and every write of that day would have failed.
+func TestMeters_PartitionThatIsDetached(t *testing.T) {
+	withMeters, reader := metered()
+	b := setup(t, withMeters)
+	firstRound(t, reader)
+	exec(t, b.sql, `ALTER TABLE attempts DETACH PARTITION attempts_`+time.Now().UTC().AddDate(0, 0, 5).Format("20060102"))
+	maintain(t, b.Store, time.Now())
+	wantSeries(t, series(t, reader), map[string]float64{"grantd.attempts.partitions_ahead": 4})
 }

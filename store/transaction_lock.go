@@ -113,8 +113,13 @@ func (t *transaction) readUnmoved(ctx context.Context, batch []*pending, lockers
 		// What is known was read after the locks were taken. A record that moved for a command of which something is known now moved
 		// before its winner, which the lock waited for, was seen: that may not stay.
 		for _, i := range lockers {
-			if t.facts[i].moved {
+			f := &t.facts[i]
+			if f.moved {
 				t.movedRows--
+			}
+			if f.invoice.State == noState || f.invoice.Version < batch[i].command.Invoice.Version {
+				// Something was known of it when the locks were looked for, and was purged since: its evidence was left out.
+				return errRaced
 			}
 		}
 		if t.movedRows != 0 {

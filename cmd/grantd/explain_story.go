@@ -103,7 +103,7 @@ func tries(previous int32) string {
 	if previous == 0 {
 		return ""
 	}
-	return fmt.Sprintf("try %d of one call", previous+1)
+	return fmt.Sprintf("try %d of one call", int64(previous)+1)
 }
 
 func grantDetails(e *entitlementv1.Entitlement) []string {

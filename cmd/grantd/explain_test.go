@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -496,5 +497,12 @@ func TestExplain_FoldsEqualRetries(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "failure-"); n != 79 {
 		t.Errorf("the JSON has %d of 79 attempts", n)
+	}
+}
+
+// The count is the caller's header. The largest one was told as a negative try.
+func TestExplain_LargestCountOfTries(t *testing.T) {
+	if got, want := tries(math.MaxInt32), "try 2147483648 of one call"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
