@@ -29,13 +29,23 @@ SELECT d.tenant_id, d.entitlement_id, d.entry_number, d.state,` + heldBySQL + `
  ORDER BY d.due_at LIMIT $2
    FOR NO KEY UPDATE OF d SKIP LOCKED`
 
-// deliveriesByKeySQL reads deliveries of one destination.
-const deliveriesByKeySQL = `
-SELECT` + deliveryColumnsSQL + `
+// deliveriesByKeySQL reads deliveries of one destination. Those that a claim may send are held back by none, so that it need not look;
+// and one of its destinations that sends no mails need not look who is to be told.
+const (
+	deliveriesByKeySQL = `
+SELECT` + deliveryColumnsSQL + keyedSQL + deliveryJoins + byPositionSQL
+	claimedMailsSQL = `
+SELECT` + ownColumnsSQL + notifyColumnsSQL + ` 0::bigint,` + eventColumnsSQL + keyedSQL + deliveryJoins + byPositionSQL
+	claimedEventsSQL = `
+SELECT` + ownColumnsSQL + ` '', '', '', NULL::timestamptz, 0::bigint,` + eventColumnsSQL + keyedSQL + eventJoins + byPositionSQL
+
+	keyedSQL = `
   FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS c (tenant_id, entitlement_id, entry_number, position)
   JOIN deliveries d ON d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-        AND d.destination = $4` + deliveryJoins + `
+        AND d.destination = $4`
+	byPositionSQL = `
  ORDER BY c.position`
+)
 
 // leaseSQL begins calls, or ends those for which there is no body. A body that is there stays.
 const leaseSQL = `
@@ -164,7 +174,11 @@ func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
 	if len(c.look.tenant) == 0 {
 		return nil
 	}
-	rows, err := tx.Query(ctx, deliveriesByKeySQL, c.look.tenant, c.look.entitlement, c.look.number, c.destination.Name)
+	sql := claimedEventsSQL
+	if c.destination.Template != "" {
+		sql = claimedMailsSQL
+	}
+	rows, err := tx.Query(ctx, sql, c.look.tenant, c.look.entitlement, c.look.number, c.destination.Name)
 	if err != nil {
 		return err
 	}

@@ -90,27 +90,36 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 			cmp.Compare(a.Event.Entry.Number, b.Event.Entry.Number), strings.Compare(a.Destination, b.Destination))
 	})
 	kept := make([]bool, len(results))
+	var all bool
 	var released int64
 	err = s.inTransaction(ctx, func(tx pgx.Tx) error {
 		clear(kept)
 		released = 0
 		var batch pgx.Batch
-		queueResults(&batch, results, &released)
-		batch.Queue(keptTokensSQL, tenantsOf(results), idsOf(results), tokensOf(results)).Query(func(rows pgx.Rows) error {
-			var position int
-			_, err := pgx.ForEachRow(rows, []any{&position}, func() error {
-				kept[position-1] = true
-				return nil
-			})
+		var settled int64
+		queueResults(&batch, results, &settled, &released)
+		if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 			return err
+		}
+		if all = settled == int64(len(results)); all {
+			return nil
+		}
+		rows, err := tx.Query(ctx, keptTokensSQL, tenantsOf(results), idsOf(results), tokensOf(results))
+		if err != nil {
+			return err
+		}
+		var position int
+		_, err = pgx.ForEachRow(rows, []any{&position}, func() error {
+			kept[position-1] = true
+			return nil
 		})
-		return tx.SendBatch(ctx, &batch).Close()
+		return err
 	})
 	if err != nil {
 		return nil, readFailure(err)
 	}
 	for i := range results {
-		if !kept[i] {
+		if !all && !kept[i] {
 			lost = append(lost, results[i].Delivery)
 		}
 	}
@@ -120,10 +129,10 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 	return lost, nil
 }
 
-// queueResults appends the statements that record results. released counts the deliveries that they make due.
-func queueResults(b *pgx.Batch, results []DeliveryResult, released *int64) {
-	var k, settled deliveryKeys
-	var to, settledAt []string
+// queueResults appends the statements that record results. settled counts those that are, and released the deliveries that they make due.
+func queueResults(b *pgx.Batch, results []DeliveryResult, settled, released *int64) {
+	var k, final deliveryKeys
+	var to, finalAt []string
 	var states, outcomes []int16
 	var poison, numbers []int64
 	var retry []float64
@@ -146,20 +155,23 @@ func queueResults(b *pgx.Batch, results []DeliveryResult, released *int64) {
 		codes = append(codes, int32(r.StatusCode))
 		errs, notes = append(errs, clipped(r.Error)), append(notes, clipped(r.Note))
 		if r.Outcome == Delivered {
-			settled.addDelivery(d)
-			settledAt = append(settledAt, d.Destination)
+			final.addDelivery(d)
+			finalAt = append(finalAt, d.Destination)
 			if d.Notify != nil {
 				told = append(told, d)
 			}
 		}
 	}
-	b.Queue(settleSQL, k.tenant, k.entitlement, k.number, to, tokensOf(results), states, poison, retry, errs)
+	b.Queue(settleSQL, k.tenant, k.entitlement, k.number, to, tokensOf(results), states, poison, retry, errs).Exec(func(tag pgconn.CommandTag) error {
+		*settled = tag.RowsAffected()
+		return nil
+	})
 	b.Queue(endAttemptsSQL, k.tenant, idsOf(results), numbers, outcomes, codes, errs, notes)
 	if len(told) > 0 {
 		queueSent(b, told)
 	}
-	if len(settled.tenant) > 0 {
-		b.Queue(releaseSQL, settled.tenant, settled.entitlement, settled.number, settledAt).Exec(func(tag pgconn.CommandTag) error {
+	if len(final.tenant) > 0 {
+		b.Queue(releaseSQL, final.tenant, final.entitlement, final.number, finalAt).Exec(func(tag pgconn.CommandTag) error {
 			*released = tag.RowsAffected()
 			return nil
 		})
