@@ -53,9 +53,9 @@ func renderEvent(d *store.Delivery) (body []byte, contentType string, err error)
 	e.SetExtension(extensionIdempotencyKey, entry.OperationKey)
 	e.SetExtension(extensionTenant, entry.TenantID)
 	e.SetExtension(extensionSequence, fmt.Sprintf("%019d", entry.Number))
-	if err := e.SetData(event.ApplicationJSON, data); err != nil {
-		return nil, "", fmt.Errorf("the event: %w", err)
-	}
+	// SetData would have it parsed and written once more.
+	e.SetDataContentType(event.ApplicationJSON)
+	e.DataEncoded = data
 	if err := e.Validate(); err != nil {
 		return nil, "", fmt.Errorf("the event: %w", err)
 	}

@@ -39,7 +39,7 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 }
 
 func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
-	ctx, cancel := context.WithTimeout(originContext(ctx, d), w.destination.Deadline)
+	ctx, cancel := context.WithTimeout(w.destination.originContext(ctx, d), w.destination.Deadline)
 	defer cancel()
 	arrived, err := a.ask(ctx, d)
 	if err != nil {
