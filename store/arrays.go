@@ -74,6 +74,9 @@ func registerArrays(m *pgtype.Map) {
 	register(m, pgtype.UUIDArrayOID, pgtype.UUIDOID, func(buf []byte, v [16]byte) ([]byte, bool) {
 		return append(buf, v[:]...), false
 	})
+	register(m, pgtype.TIDArrayOID, pgtype.TIDOID, func(buf []byte, v pgtype.TID) ([]byte, bool) {
+		return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint32(buf, v.BlockNumber), v.OffsetNumber), false
+	})
 	register(m, pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, func(buf []byte, v *time.Time) ([]byte, bool) {
 		if v == nil {
 			return buf, true

@@ -34,7 +34,8 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"insertNotifications": insertNotificationsSQL, "insertDeliveries": insertDeliveriesSQL,
 		"due": dueSQL, "deliveriesByKey": deliveriesByKeySQL, "lease": leaseSQL, "beginAttempts": beginAttemptsSQL, "hold": holdSQL,
 		"doubt": doubtSQL, "spare": spareSQL, "takeUnknown": takeUnknownSQL, "nextDue": nextDueSQL, "backlog": backlogSQL,
-		"settle": settleSQL, "endAttempts": endAttemptsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
+		"settle": settleSQL, "endAttempts": endAttemptsSQL, "settleByKey": settleByKeySQL, "endAttemptsByKey": endAttemptsByKeySQL,
+		"claimedMails": claimedMailsSQL, "claimedEvents": claimedEventsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
 		"lockOrder": lockOrderSQL, "order": orderSQL, "keepAction": keepActionSQL, "entryThere": entryThereSQL, "actionsOf": actionsOfSQL,
 		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL, "delivery": deliverySQL,
 		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
@@ -72,7 +73,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"actionsOf operator_actions_pkey":                       2,
 	}
 	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
-	for _, name := range []string{"deliveriesByKey", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
+	for _, name := range []string{"deliveriesByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
 		prefix[name+" notifications_pkey"] = 3
 	}
 	check := func(t *testing.T, except ...string) {
