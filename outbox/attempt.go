@@ -77,8 +77,8 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 		s.Outcome = store.Unknown
 	case r.verdict == gone:
 		w.breaker.pause()
-		w.log.Error("the destination says that it is gone: it is paused until the process starts again", "delivery_key", d.Key)
-		s.Outcome = store.Dead
+		w.log.Error("the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
+		s.Outcome, s.Pauses = store.Dead, true
 	case r.verdict == permanent:
 		w.breaker.refused(d.ID, now, random())
 		s.Outcome = store.Dead

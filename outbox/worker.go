@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -335,6 +336,9 @@ func (w *worker) settled(s settlement) {
 	for _, d := range s.lost {
 		w.meters.lost.Add(ctx, 1, metric.WithAttributes(w.label))
 		w.log.Warn("a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
+	}
+	if slices.ContainsFunc(s.results, func(r store.DeliveryResult) bool { return r.Pauses }) {
+		w.breaker.recorded()
 	}
 	w.held -= len(s.results)
 	w.failing = false

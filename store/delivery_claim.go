@@ -27,6 +27,7 @@ const dueSQL = `
 SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN d.entry_number > 1 THEN` + heldBySQL + ` ELSE 0 END
   FROM deliveries d
  WHERE d.destination = $1 AND d.state IN (1, 2) AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
+   AND ` + notPausedSQL + `
  ORDER BY d.due_at LIMIT $2
    FOR NO KEY UPDATE OF d SKIP LOCKED`
 
@@ -115,7 +116,8 @@ UPDATE deliveries d
 //
 // In order per entitlement: only the lowest entry that is not settled is ever returned; PENDING, SENDING, UNKNOWN and DEAD hold
 // their successors, DELIVERED and DISCARDED do not. A SENDING delivery whose lease ran out is returned again, with the same key, where
-// the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due.
+// the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due, and none while
+// the destination is paused.
 func (s *Store) Claim(ctx context.Context, destination, worker string, lease time.Duration, limit int, render Renderer) ([]*Delivery, error) {
 	to := s.destination(destination)
 	if to == nil {

@@ -21,6 +21,8 @@ type DeliveryResult struct {
 	Outcome  DeliveryOutcome
 	// RetryAfter counts from when the result is recorded, in database time. At most 30 days.
 	RetryAfter time.Duration
+	// Pauses says that the destination asked not to be called any more: it is paused, until Resume.
+	Pauses bool
 	// CountsAsPoison says that a RetryAt counts against the limit.
 	CountsAsPoison bool
 	StatusCode     int
@@ -147,6 +149,8 @@ type resultColumns struct {
 	final   deliveryKeys
 	finalAt []string
 	told    []*Delivery
+	// pausing are the deliveries that pause their destinations.
+	pausing []*Delivery
 }
 
 func resultColumnsOf(results []DeliveryResult) *resultColumns {
@@ -168,6 +172,9 @@ func resultColumnsOf(results []DeliveryResult) *resultColumns {
 		c.retrySeconds = append(c.retrySeconds, boundedRetry(r.RetryAfter).Seconds())
 		c.statusCode = append(c.statusCode, int32(r.StatusCode))
 		c.err, c.note = append(c.err, clipped(r.Error)), append(c.note, clipped(r.Note))
+		if r.Pauses {
+			c.pausing = append(c.pausing, d)
+		}
 		if r.Outcome == Delivered {
 			c.final.addDelivery(d)
 			c.finalAt = append(c.finalAt, d.Destination)
@@ -206,9 +213,14 @@ func (c *resultColumns) record(ctx context.Context, tx pgx.Tx) (kept []bool, err
 		}
 		settled += before
 	}
-	if len(c.told) > 0 {
+	if len(c.told) > 0 || len(c.pausing) > 0 {
 		var b pgx.Batch
-		queueSent(&b, c.told)
+		if len(c.told) > 0 {
+			queueSent(&b, c.told)
+		}
+		for _, d := range c.pausing {
+			b.Queue(pauseSQL, d.Destination, d.TenantID, [16]byte(d.ID), d.Attempts)
+		}
 		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 			return nil, err
 		}

@@ -40,6 +40,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL, "delivery": deliverySQL,
 		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
 		"purgeDeliveries": purgeDeliveriesSQL,
+		"pause":           pauseSQL, "resume": resumeSQL, "lastPause": lastPauseSQL,
 	}
 	for _, sql := range transactionStatements {
 		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
@@ -71,6 +72,10 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"deliveryAttemptsOf delivery_attempts_pkey":             2, // a delivery's
 		"purgeDeliveries delivery_attempts_pkey":                2,
 		"actionsOf operator_actions_pkey":                       2,
+		"due destination_pauses_pkey":                           1, // a destination's
+		"pause destination_pauses_pkey":                         1,
+		"resume destination_pauses_pkey":                        1,
+		"lastPause destination_pauses_pkey":                     1,
 	}
 	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
 	for _, name := range []string{"deliveriesByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
