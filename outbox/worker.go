@@ -21,6 +21,10 @@ const (
 	// soonPoll is the wait where something is due that could not be claimed, idlePoll the longest where nothing is.
 	soonPoll = 50 * time.Millisecond
 	idlePoll = time.Second
+	// claimEvery and settleEvery are between claims where the last one found less than there was room for, and between settlements that
+	// nothing waits for: under load, many small transactions cost what a few larger ones do not.
+	claimEvery  = 10 * time.Millisecond
+	settleEvery = 20 * time.Millisecond
 	// settleTimeout bounds the recording of results, so that a database which does not answer is asked again.
 	settleTimeout = 10 * time.Second
 	// maxAhead bounds what is claimed ahead of its calls, aheadTime for how long the destination has work with that, and paceTime how
@@ -57,10 +61,11 @@ type worker struct {
 	// idle says that the last claim found nothing, and nothing happened since: the next one is preceded by a look, which costs less.
 	// stirred says that something happened while a claim was under way.
 	idle, stirred bool
-	// failing says that the database gave no answer last time, and notBefore when it is asked again.
-	failing               bool
-	claimFrom, settleFrom time.Time
-	pace                  pace
+	// failing says that the database gave no answer last time.
+	failing bool
+	// claimFrom and settleFrom are when the database is asked again, and nextClaim when it is at the earliest, whatever happens.
+	claimFrom, settleFrom, nextClaim time.Time
+	pace                             pace
 }
 
 // claimed is a delivery that waits for its call.
@@ -73,6 +78,7 @@ type claimed struct {
 type claim struct {
 	deliveries []*store.Delivery
 	at         time.Time
+	limit      int
 	wait       time.Duration
 	err        error
 }
@@ -172,20 +178,17 @@ func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 	}
 }
 
-// room is how much more may be claimed. Results that could not be recorded keep their place, so that no more is sent than can be
-// remembered. Nothing is claimed ahead where a crash would leave its fate unknown.
-func (w *worker) room() int {
-	ahead := 0
-	if w.destination.Deduplicates {
-		ahead = w.pace.ahead
-	}
-	room := w.destination.Concurrency + ahead - w.held
-	if room < ahead/2 {
-		// Soon there is room for more at once.
+// ahead is how many deliveries may wait for their calls. Nothing is claimed ahead where a crash would leave its fate unknown.
+func (w *worker) ahead() int {
+	if !w.destination.Deduplicates {
 		return 0
 	}
-	return room
+	return w.pace.ahead
 }
+
+// room is how much more may be claimed. Results that could not be recorded keep their place, so that no more is sent than can be
+// remembered.
+func (w *worker) room() int { return w.destination.Concurrency + w.ahead() - w.held }
 
 // claim takes up what is due and there is room for, and returns how long to wait if nothing else happens.
 func (w *worker) claim(ctx context.Context) time.Duration {
@@ -193,10 +196,15 @@ func (w *worker) claim(ctx context.Context) time.Duration {
 		return idlePoll
 	}
 	now := time.Now()
-	if wait := w.claimFrom.Sub(now); wait > 0 {
+	if wait := max(w.claimFrom.Sub(now), w.nextClaim.Sub(now)); wait > 0 {
 		return wait
 	}
-	limit, wait := w.breaker.allow(w.room(), w.config.Now())
+	room := w.room()
+	if room < w.ahead()/2 {
+		// Soon there is room for more at once.
+		room = 0
+	}
+	limit, wait := w.breaker.allow(room, w.config.Now())
 	if limit <= 0 {
 		if wait == 0 {
 			wait = idlePoll
@@ -206,7 +214,7 @@ func (w *worker) claim(ctx context.Context) time.Duration {
 	w.claiming = true
 	idle, lease := w.idle, w.destination.Deadline+leaseMargin
 	go func() {
-		c := claim{at: now}
+		c := claim{at: now, limit: limit}
 		if idle {
 			if c.wait, c.err = w.untilDue(ctx); c.wait > 0 || c.err != nil {
 				w.claims <- c
@@ -241,6 +249,9 @@ func (w *worker) begin(calls context.Context, c claim) {
 		return
 	}
 	w.failing = false
+	if len(c.deliveries) < c.limit {
+		w.nextClaim = c.at.Add(claimEvery)
+	}
 	if len(c.deliveries) == 0 {
 		w.breaker.refund()
 		if !w.stirred {
@@ -310,9 +321,11 @@ func (w *worker) settle(ctx context.Context) time.Duration {
 	if w.settling || len(w.unsettled) == 0 {
 		return idlePoll
 	}
-	if wait := time.Until(w.settleFrom); wait > 0 {
+	now := time.Now()
+	if wait := w.settleFrom.Sub(now); wait > 0 && (w.failing || w.room() > 0) {
 		return wait
 	}
+	w.settleFrom = now.Add(settleEvery)
 	results := w.unsettled
 	w.settling, w.unsettled = true, nil
 	go func() {
