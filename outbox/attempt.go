@@ -67,6 +67,8 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 	s := store.DeliveryResult{Delivery: d, StatusCode: r.statusCode, Error: r.reason, Note: r.note}
 	switch {
 	case f.unsent:
+		// Were it the probe, nobody would ever send another.
+		w.breaker.refund()
 		s.Outcome, s.Error = store.RetryAt, reasonUnsent
 		return s
 	case r.verdict == delivered:

@@ -266,6 +266,10 @@ func (w *worker) begin(calls context.Context, c claim) {
 	for _, d := range c.deliveries {
 		w.ready <- claimed{d, c.at}
 	}
+	if state := w.breaker.current(); state == open || state == paused {
+		// It broke down while this was claimed.
+		w.giveBack()
+	}
 	for ; w.callers < min(w.destination.Concurrency, w.held); w.callers++ {
 		go w.call(calls)
 	}
@@ -274,7 +278,7 @@ func (w *worker) begin(calls context.Context, c claim) {
 // call makes calls one by one, until there will be no more.
 func (w *worker) call(calls context.Context) {
 	for c := range w.ready {
-		if time.Since(c.at) > longestWait {
+		if time.Since(c.at) > longestWait || w.breaker.current() == paused {
 			w.finished <- finished{delivery: c.delivery, unsent: true}
 			continue
 		}
