@@ -41,10 +41,13 @@ func readProcess(pid string) (processTimes, error) {
 	return processTimes{parent: int(number(1)), own: (number(11) + number(12)) * tick, waitedFor: (number(13) + number(14)) * tick}, nil
 }
 
-// cpu is what a server and its database have used so far. It stays zero where there is no /proc.
-type cpu struct{ server, postgres time.Duration }
+// cpu is what a server, its database and this process, which is the load, have used so far. It stays zero where there is no /proc.
+type cpu struct{ server, postgres, load time.Duration }
 
 func readCPU(server, postmaster int) (c cpu) {
+	if p, err := readProcess(strconv.Itoa(os.Getpid())); err == nil {
+		c.load = p.own
+	}
 	if p, err := readProcess(strconv.Itoa(server)); err == nil {
 		c.server = p.own
 	}
@@ -67,7 +70,7 @@ func readCPU(server, postmaster int) (c cpu) {
 }
 
 func (c cpu) since(before cpu) cpu {
-	return cpu{server: c.server - before.server, postgres: c.postgres - before.postgres}
+	return cpu{server: c.server - before.server, postgres: c.postgres - before.postgres, load: c.load - before.load}
 }
 
 // postmasterOf finds the process that all of a PostgreSQL's others are children of.

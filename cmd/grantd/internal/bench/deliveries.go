@@ -50,9 +50,11 @@ const drainTimeout = 5 * time.Minute
 type Measure struct {
 	Name      string  `json:"name"`
 	PerSecond float64 `json:"per_second"`
-	// ServerMicros and PostgresMicros are the CPU time of one grant or delivery; 0 where the system does not tell.
+	// ServerMicros, PostgresMicros and LoadMicros are the CPU time of one grant or delivery; 0 where the system does not tell. The load is
+	// the callers, or the receiver or broker.
 	ServerMicros   float64 `json:"server_cpu_us"`
 	PostgresMicros float64 `json:"postgres_cpu_us"`
+	LoadMicros     float64 `json:"load_cpu_us"`
 	// GrantsPerSecond, Waiting and CatchUpSeconds are those of a sustained measurement: grants made beside the deliveries, how many
 	// deliveries waited when the grants ended, and how long it took until none did. The CPU time is then that of a grant and its
 	// delivery.
@@ -173,7 +175,11 @@ func (b *deliveryBench) cpu(s *service) cpu { return readCPU(s.cmd.Process.Pid, 
 func (m *Measure) share(used cpu, among float64) {
 	m.ServerMicros = float64(used.server.Microseconds()) / max(among, 1)
 	m.PostgresMicros = float64(used.postgres.Microseconds()) / max(among, 1)
+	m.LoadMicros = float64(used.load.Microseconds()) / max(among, 1)
 }
+
+// micros is the CPU time of all that took part.
+func (m *Measure) micros() float64 { return m.ServerMicros + m.PostgresMicros + m.LoadMicros }
 
 // backlogSQL binds the latest entries for a destination, as the transactions that appended them would have.
 const backlogSQL = `
