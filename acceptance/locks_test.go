@@ -156,7 +156,7 @@ func TestHeldLock_EndsInTheTrueAnswer(t *testing.T) {
 func TestHeldLock_LeavesOtherTenantsAlone(t *testing.T) {
 	for _, rows := range []int{1, 20, 200} {
 		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) {
-			b := setup(t)
+			b := setup(t, func(s *settings) { s.store.LockTimeout = 250 * time.Millisecond })
 			b.want(t, newly, byNothing, grant("warm", "K", "INV"))
 			tx := b.begin(t)
 			for i := range rows {
@@ -208,10 +208,12 @@ func TestHeldLock_LeavesOtherTenantsAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			slices.Sort(latencies)
-			p99 := latencies[len(latencies)*99/100]
-			t.Logf("%d grants, p50 %v, p99 %v, the slowest %v", len(latencies), latencies[len(latencies)/2], p99, latencies[len(latencies)-1])
-			if p99 >= 300*time.Millisecond {
-				t.Errorf("the other tenants' p99 is %v", p99)
+			p50, p99 := latencies[len(latencies)/2], latencies[len(latencies)*99/100]
+			t.Logf("%d grants, p50 %v, p99 %v, the slowest %v", len(latencies), p50, p99, latencies[len(latencies)-1])
+			// A wait for each blocked call would add up, since the others do not wait for each other; a busy machine's hiccup
+			// shows in the p99 alone.
+			if p50 >= 100*time.Millisecond {
+				t.Errorf("the other tenants' p50 is %v", p50)
 			}
 			b.wantWhole(t)
 		})

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,6 +53,26 @@ type process struct {
 	// exited is closed when it is gone; err is then what Wait said.
 	exited chan struct{}
 	err    error
+
+	mu     sync.Mutex
+	logged []string
+}
+
+// line waits for a line of the log that holds all of these.
+func (p *process) line(t testing.TB, parts ...string) string {
+	t.Helper()
+	found := -1
+	eventually(t, fmt.Sprintf("a line of the log has %q", parts), func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		found = slices.IndexFunc(p.logged, func(line string) bool {
+			return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(line, part) })
+		})
+		return found >= 0
+	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.logged[found]
 }
 
 // serveProcess starts `grantd serve` on a database and returns when it takes calls. addr may name the port of one before it.
@@ -75,6 +96,9 @@ func serveProcess(t testing.TB, url, addr string, flags ...string) *process {
 		defer close(p.exited)
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
 			line := lines.Text()
+			p.mu.Lock()
+			p.logged = append(p.logged, line)
+			p.mu.Unlock()
 			if strings.Contains(line, "msg=serving") {
 				for _, field := range strings.Fields(line) {
 					switch name, value, _ := strings.Cut(field, "="); name {

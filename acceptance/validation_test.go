@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -278,15 +277,11 @@ func TestValidation_GetEntitlement(t *testing.T) {
 	wantCode(t, "an id that was never granted", err, codes.NotFound)
 }
 
-// Validation stands before the database: what is malformed is told so also when no database answers, and at once.
+// Validation stands before the database: what is malformed is told so also when no database answers.
 func TestValidation_BeforeSQL(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.closeStore()
-	began := time.Now()
 	_, err := b.GrantEntitlement(t.Context(), grant("t1", "", "INV-1"))
 	wantViolations(t, "a malformed grant without a database", err, "idempotency_key")
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v", took)
-	}
 }

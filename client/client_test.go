@@ -377,8 +377,8 @@ func TestGrant_DeadlineIsRespected(t *testing.T) {
 			return nil, ctx.Err()
 		},
 		"long pushback": func(ctx context.Context, _ int) (*entitlementv1.GrantEntitlementResponse, error) {
-			pushback(ctx, "20000")
-			return nil, refused(codes.Unavailable, "READ_ONLY", 20*time.Second)
+			pushback(ctx, "60000")
+			return nil, refused(codes.Unavailable, "READ_ONLY", time.Minute)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -389,7 +389,7 @@ func TestGrant_DeadlineIsRespected(t *testing.T) {
 			if !errors.As(err, &retryable) || status.Code(err) != codes.DeadlineExceeded || retryable.Key != key {
 				t.Errorf("error %v, want RetryableError with DEADLINE_EXCEEDED", err)
 			}
-			if took := time.Since(started); took > 5*time.Second {
+			if took := time.Since(started); took > 30*time.Second {
 				t.Errorf("returned after %v", took)
 			}
 		})
@@ -397,10 +397,10 @@ func TestGrant_DeadlineIsRespected(t *testing.T) {
 }
 
 func TestGrant_CancelledWhileWaiting(t *testing.T) {
-	ctx, cancel := context.WithCancel(within(t, 20*time.Second))
+	ctx, cancel := context.WithCancel(within(t, time.Minute))
 	s := &server{answer: func(context.Context, int) (*entitlementv1.GrantEntitlementResponse, error) {
 		time.AfterFunc(50*time.Millisecond, cancel)
-		return nil, refused(codes.ResourceExhausted, "QUEUE_FULL", 9*time.Second)
+		return nil, refused(codes.ResourceExhausted, "QUEUE_FULL", time.Minute)
 	}}
 	started := time.Now()
 	_, err := setup(t, s).Grant(ctx, request(key))
@@ -408,7 +408,7 @@ func TestGrant_CancelledWhileWaiting(t *testing.T) {
 	if !errors.As(err, &retryable) {
 		t.Errorf("error %v, want RetryableError", err)
 	}
-	if took := time.Since(started); took > 5*time.Second {
+	if took := time.Since(started); took > 30*time.Second {
 		t.Errorf("returned after %v", took)
 	}
 }

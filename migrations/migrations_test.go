@@ -46,7 +46,7 @@ func TestRights_OfTwoLogins(t *testing.T) {
 	super := connect(t, database)
 	name := super.Config().Database
 	migrator, service := "m_"+name, "s_"+name
-	exec(t, super, `CREATE ROLE `+migrator+` LOGIN CREATEROLE`)
+	exec(t, super, `CREATE ROLE `+migrator+` LOGIN CREATEROLE NOINHERIT`)
 	exec(t, super, `CREATE ROLE `+service+` LOGIN NOINHERIT`)
 	t.Cleanup(func() {
 		if _, err := super.Exec(context.Background(), `DROP OWNED BY `+migrator+` CASCADE; DROP ROLE `+migrator+`; DROP ROLE `+service); err != nil {

@@ -25,12 +25,14 @@ type finished struct {
 
 // attempt calls the destination once.
 func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
-	ctx, span := w.tracer.Start(w.destination.originContext(calls, d), "grantd.deliver "+w.destination.Name,
+	ctx, span := w.tracer.Start(originContext(calls, d), "grantd.deliver "+w.destination.Name,
 		trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
 			attribute.String(telemetry.KeyName, d.Event.Entry.OperationKey),
 			attribute.String("grantd.delivery.key", d.Key),
 			attribute.String("grantd.delivery.destination", w.destination.Name),
 			attribute.Int64("grantd.delivery.attempt", d.Attempts),
+			attribute.String("entitlement.tenant_id", d.TenantID),
+			attribute.String("entitlement.event_id", d.Event.Operation.Origin.EventID),
 		))
 	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
 	defer cancel()
@@ -51,7 +53,7 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
 	defer func() {
 		if p := recover(); p != nil {
-			w.log.Error("an attempt panicked", "delivery_key", d.Key, "panic", p)
+			w.log.ErrorContext(ctx, "an attempt panicked", "delivery_key", d.Key, "panic", p)
 			r = result{verdict: uncertain, reason: errPanic.Error()}
 		}
 	}()
@@ -79,7 +81,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 		s.Outcome = store.Unknown
 	case r.verdict == gone:
 		w.breaker.pause()
-		w.log.Error("the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
+		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
 		s.Outcome, s.Pauses = store.Dead, true
 	case r.verdict == permanent:
 		w.breaker.refused(d.ID, now, random())
@@ -101,12 +103,16 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 }
 
 func (w *worker) observe(f finished, s *store.DeliveryResult) {
-	outcome := [...]string{store.Delivered: "delivered", store.RetryAt: "retry", store.Dead: "dead", store.Unknown: "unknown"}[s.Outcome]
+	outcome := outcomeNames[s.Outcome]
 	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
 	ctx := context.Background()
 	w.meters.attempts.Add(ctx, 1, labels)
 	w.meters.duration.Record(ctx, f.took.Seconds(), labels)
+	if isRepeat(f, w.destination.Deduplicates) {
+		w.meters.repeated(w.destination.Kind, 1)
+	}
 	if s.Outcome == store.Dead || s.Outcome == store.Unknown {
-		w.log.Warn("a delivery waits for an operator", "state", outcome, "delivery_key", f.delivery.Key, "error", s.Error)
+		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator",
+			"state", outcome, "tenant_id", f.delivery.TenantID, "delivery_key", f.delivery.Key, "error", s.Error)
 	}
 }

@@ -21,22 +21,15 @@ func (d *Destination) carry(ctx context.Context, headers propagation.TextMapCarr
 	}
 }
 
-// originContext holds the span of the winning attempt as the parent of what comes and, where the destination is internal, the one
-// member of baggage that is allowed to travel on: the operation's key. What else the caller's baggage held was never stored.
-func (d *Destination) originContext(ctx context.Context, of *store.Delivery) context.Context {
+// originContext holds the span of the winning attempt as the parent of what comes, and the one member of baggage that is allowed
+// to travel on: the operation's key. What else the caller's baggage held was never stored.
+func originContext(ctx context.Context, d *store.Delivery) context.Context {
 	ctx = baggage.ContextWithoutBaggage(ctx)
-	if of.Event == nil {
+	if d.Event == nil {
 		return ctx
 	}
-	op := &of.Event.Operation
-	// The origin's sampling is not kept. Its trace is the one that people look at, so it is continued rather than cut.
-	parent := trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: op.Origin.TraceID, SpanID: op.Origin.SpanID, TraceFlags: trace.FlagsSampled, Remote: true,
-	})
-	ctx = trace.ContextWithRemoteSpanContext(ctx, parent)
-	if !d.Internal {
-		return ctx
-	}
+	op := &d.Event.Operation
+	ctx = trace.ContextWithRemoteSpanContext(ctx, op.Origin.SpanContext())
 	member, err := baggage.NewMemberRaw(telemetry.KeyName, op.IdempotencyKey)
 	if err != nil {
 		return ctx

@@ -37,7 +37,7 @@ func (k *Kind) Render(d *store.Delivery) (err error) {
 
 // Send makes one attempt, in the context that the worker gives it.
 func (k *Kind) Send(ctx context.Context, d *store.Delivery) Attempt {
-	r := k.sender.send(k.destination.originContext(ctx, d), d)
+	r := k.sender.send(originContext(ctx, d), d)
 	return Attempt{
 		Verdict:    [...]string{"delivered", "transient", "permanent", "gone", "uncertain"}[r.verdict],
 		StatusCode: r.statusCode, Reason: r.reason, Note: r.note, Unreachable: r.unreachable,

@@ -8,5 +8,5 @@ import (
 
 // Ask asks the destination whether the delivery arrived.
 func (k *Kind) Ask(ctx context.Context, d *store.Delivery) (arrived bool, err error) {
-	return k.sender.(asker).ask(k.destination.originContext(ctx, d), d)
+	return k.sender.(asker).ask(originContext(ctx, d), d)
 }

@@ -20,6 +20,8 @@ func TestMeters(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 		case e.Subject() == "late" && count == 1:
 			w.WriteHeader(http.StatusServiceUnavailable)
+		case e.Subject() == "proxied" && count == 1:
+			w.WriteHeader(http.StatusBadGateway) // a proxy's: the receiver may have it
 		default:
 			return false
 		}
@@ -30,10 +32,10 @@ func TestMeters(t *testing.T) {
 	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, fast, "")+hook("away", gone.URL, gone.ca, fast, ""))
 	reader := sdkmetric.NewManualReader()
 	b.start(func(c *outbox.Config) { c.MeterProvider = sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)) })
-	for _, name := range []string{"accepted", "late", "refused"} {
+	for _, name := range []string{"accepted", "late", "proxied", "refused"} {
 		b.grant("acme", "INV-1", name)
 	}
-	b.awaitState("crm", delivered, 2)
+	b.awaitState("crm", delivered, 3)
 	b.awaitState("crm", dead, 1)
 	b.await("it was probed", `SELECT count(*) > 5 FROM delivery_attempts JOIN deliveries USING (tenant_id, delivery_id) WHERE destination = 'away' AND outcome <> 0`)
 
@@ -46,7 +48,8 @@ func TestMeters(t *testing.T) {
 		destination, _ := set.Value("destination")
 		outcome, _ := set.Value("outcome")
 		state, _ := set.Value("state")
-		got[fmt.Sprintf("%s %s %s%s", name, destination.AsString(), outcome.AsString(), state.AsString())] = value
+		cause, _ := set.Value("cause")
+		got[fmt.Sprintf("%s %s %s%s%s", name, destination.AsString(), outcome.AsString(), state.AsString(), cause.AsString())] = value
 	}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
@@ -67,13 +70,18 @@ func TestMeters(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]float64{
-		"grantd.delivery.attempts crm delivered": 2, "grantd.delivery.attempts crm retry": 1, "grantd.delivery.attempts crm dead": 1,
+		"grantd.delivery.attempts crm delivered": 3, "grantd.delivery.attempts crm retry": 2, "grantd.delivery.attempts crm dead": 1,
 		"grantd.destination.breaker crm closed": 1, "grantd.destination.breaker crm open": 0, "grantd.destination.breaker crm paused": 0,
 		"grantd.destination.breaker away closed": 0, "grantd.delivery.oldest_due_age crm ": 0,
+		"grantd.deliveries crm pending": 0, "grantd.deliveries crm sending": 0, "grantd.deliveries crm unknown": 0, "grantd.deliveries crm dead": 1,
+		"grantd.duplicates  webhook": 1,
 	} {
 		if value, ok := got[name]; !ok || value != want {
 			t.Errorf("%s is %v, want %v", name, value, want)
 		}
+	}
+	if got["grantd.deliveries away pending"]+got["grantd.deliveries away sending"] != 4 {
+		t.Errorf("what waits at the destination that is away: %v", got)
 	}
 	if got["grantd.delivery.attempts away retry"] < 3 || got["grantd.delivery.oldest_due_age away "] <= 0 {
 		t.Errorf("the destination that is away: %v", got)

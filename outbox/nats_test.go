@@ -179,7 +179,7 @@ func TestNATS_AgainIsADuplicate(t *testing.T) {
 	notes := make([]string, attempts)
 	for i := range attempts {
 		wg.Go(func() {
-			got := kind.Send(within(t, 10*time.Second), d)
+			got := kind.Send(within(t, time.Minute), d)
 			if got.Verdict != "delivered" {
 				t.Errorf("got %+v", got)
 			}
@@ -292,7 +292,7 @@ func TestNATS_WhatAFailureMeans(t *testing.T) {
 			stream := b.stream(t, js, test.stream)
 			kind := openKind(t, natsDestination(b.url(), test.more), nil)
 			d := rendered(t, kind)
-			got := kind.Send(within(t, 10*time.Second), d)
+			got := kind.Send(within(t, time.Minute), d)
 			if !strings.Contains(got.Reason, test.want.Reason) {
 				t.Errorf("the reason is %q, want %q", got.Reason, test.want.Reason)
 			}
@@ -304,7 +304,7 @@ func TestNATS_WhatAFailureMeans(t *testing.T) {
 				return
 			}
 			test.mend(t, b, js, stream)
-			if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "delivered" {
+			if got := kind.Send(within(t, time.Minute), d); got.Verdict != "delivered" {
 				t.Errorf("mended: got %+v", got)
 			}
 		})
@@ -323,17 +323,17 @@ func TestNATS_BrokerComesAndGoes(t *testing.T) {
 		t.Helper()
 		begin := time.Now()
 		// Until the break is noticed, the publish goes nowhere: it may have arrived.
-		if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "transient" && got.Verdict != "uncertain" || !got.Unreachable {
+		if got := kind.Send(within(t, time.Minute), d); got.Verdict != "transient" && got.Verdict != "uncertain" || !got.Unreachable {
 			t.Errorf("away: got %+v", got)
 		}
-		if took := time.Since(begin); took > 3*time.Second {
+		if took := time.Since(begin); took > 30*time.Second {
 			t.Errorf("the attempt took %v", took)
 		}
 	}
 	back := func(note string) {
 		t.Helper()
 		waitFor(t, func() (string, bool) {
-			got := kind.Send(within(t, 10*time.Second), d)
+			got := kind.Send(within(t, time.Minute), d)
 			if got.Verdict == "delivered" && got.Note != note {
 				t.Errorf("got %+v, want the note %q", got, note)
 			}
@@ -359,13 +359,13 @@ func TestNATS_SilentBroker(t *testing.T) {
 	begin := time.Now()
 	for range 8 {
 		wg.Go(func() {
-			if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "transient" || !got.Unreachable {
+			if got := kind.Send(within(t, time.Minute), d); got.Verdict != "transient" || !got.Unreachable {
 				t.Errorf("got %+v", got)
 			}
 		})
 	}
 	wg.Wait()
-	if took := time.Since(begin); took > 3*time.Second {
+	if took := time.Since(begin); took > 30*time.Second {
 		t.Errorf("the attempts took %v", took)
 	}
 }

@@ -75,6 +75,8 @@ type Outbox struct {
 	config  Config
 	workers []*worker
 	byName  map[string]*worker
+	// backlogs are for the metrics alone.
+	backlogs backlogs
 }
 
 // New opens the way to every destination. It connects to none yet, but fails where a secret or a certificate cannot be read.
@@ -94,6 +96,7 @@ func New(cfg Config) (*Outbox, error) {
 		}
 		w := newWorker(&o.config, d, s, m)
 		o.workers = append(o.workers, w)
+		m.beginAtZero(d, w.label)
 		o.byName[d.Name] = w
 	}
 	if err := o.observe(cfg.MeterProvider); err != nil {

@@ -39,11 +39,11 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 }
 
 func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
-	ctx, cancel := context.WithTimeout(w.destination.originContext(ctx, d), w.destination.Deadline)
+	ctx, cancel := context.WithTimeout(originContext(ctx, d), w.destination.Deadline)
 	defer cancel()
 	arrived, err := a.ask(ctx, d)
 	if err != nil {
-		w.log.Warn("a look-up gave no answer", "delivery_key", d.Key, "error", sanitise(err.Error()))
+		w.log.WarnContext(ctx, "a look-up gave no answer", "delivery_key", d.Key, "error", sanitise(err.Error()))
 		return
 	}
 	resolution, reason := entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN, reasonMissing
@@ -54,6 +54,6 @@ func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
 		TenantID: d.TenantID, Delivery: store.DeliveryName{ID: d.ID}, ObservedAttempts: d.Attempts, Actor: askActor, Reason: reason,
 	}, resolution)
 	if err != nil {
-		w.log.Warn("what a look-up found cannot be recorded", "delivery_key", d.Key, "error", err)
+		w.log.WarnContext(ctx, "what a look-up found cannot be recorded", "delivery_key", d.Key, "error", err)
 	}
 }

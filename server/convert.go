@@ -110,6 +110,7 @@ func attemptOut(a *store.Attempt) *entitlementv1.Attempt {
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Reason: a.Reason, DifferingFields: a.DifferingFields,
 		InvoiceId: a.InvoiceID, EntitlementType: a.EntitlementType, EventId: a.Origin.EventID, Source: a.Origin.Source,
 		Caller: a.Origin.Caller, TraceId: hexOut(a.Origin.TraceID[:]), SpanId: hexOut(a.Origin.SpanID[:]),
+		WinnerTraceId: hexOut(a.WinnerTraceID[:]), PreviousTries: a.PreviousTries,
 	}
 }
 
@@ -171,13 +172,13 @@ func invalidItemOut(v violations) *entitlementv1.GrantEntitlementResponse {
 	}
 }
 
-// maxBatchAnswerBytes leaves room below the 4 MiB that clients accept.
-const maxBatchAnswerBytes = 4<<20 - 64<<10
+// maxAnswerBytes leaves room below the 4 MiB that clients accept.
+const maxAnswerBytes = 4<<20 - 64<<10
 
 // fitBatch leaves out differences, from the last conflict on, until the answer is one that clients accept. Nothing else of an
 // answer can make it too large: a thousand stored scopes of 2 KiB fit.
 func fitBatch(out *entitlementv1.BatchGrantEntitlementsResponse) {
-	excess := proto.Size(out) - maxBatchAnswerBytes
+	excess := proto.Size(out) - maxAnswerBytes
 	for i := len(out.GetResponses()) - 1; i >= 0 && excess > 0; i-- {
 		c := out.GetResponses()[i].GetConflict()
 		if c == nil {

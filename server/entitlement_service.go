@@ -7,8 +7,6 @@ import (
 	"errors"
 	"log/slog"
 
-	"go.opentelemetry.io/otel/attribute"
-	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -35,6 +33,7 @@ func originOf(ctx context.Context, eventID, source string) store.Origin {
 	span := telemetry.RemoteSpan(ctx)
 	return store.Origin{
 		EventID: eventID, Source: source, Caller: callerOf(ctx), TraceID: span.TraceID(), SpanID: span.SpanID(),
+		Sampled: span.IsSampled(),
 	}
 }
 
@@ -44,34 +43,13 @@ func (s *EntitlementService) apply(ctx context.Context, c *store.Command, typed 
 	var f *store.Failure
 	switch {
 	case err == nil:
-		describe(ctx, c, &answer)
+		answer.Describe(trace.SpanFromContext(ctx))
 		return &answer, nil
 	case errors.As(err, &f):
+		describeFailure(trace.SpanFromContext(ctx), f)
 		pushback(ctx, f)
 		return nil, retryable(f, typed(f))
 	default:
-		return nil, statusOf(ctx, err, s.log)
-	}
-}
-
-// describe puts the answer on the call's span. A conflict is an error there, though the call is not: somebody has to look at it.
-func describe(ctx context.Context, c *store.Command, a *store.Answer) {
-	span := trace.SpanFromContext(ctx)
-	if !span.IsRecording() {
-		return
-	}
-	span.SetAttributes(
-		attribute.String("entitlement.outcome", a.Outcome.String()),
-		attribute.String("entitlement.tenant_id", c.TenantID),
-		attribute.String("entitlement.event_id", c.Origin.EventID),
-	)
-	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
-		span.SetAttributes(attribute.String("entitlement.matched_by", a.MatchedBy.String()))
-	}
-	if a.Rejection != nil {
-		span.SetAttributes(attribute.String("entitlement.reason", a.Rejection.Reason.String()))
-	}
-	if a.Conflict != nil {
-		span.SetStatus(otelcodes.Error, "conflicting payload")
+		return nil, statusOf(ctx, err, s.log.With(telemetry.KeyName, c.IdempotencyKey))
 	}
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
+	"github.com/grantd/grantd/telemetry"
 )
 
 // GrantEntitlement implements the contract.
@@ -38,10 +40,12 @@ func (s *EntitlementService) BatchGrantEntitlements(ctx context.Context, r *enti
 	for i, item := range r.GetRequests() {
 		if v := validateGrantRequest(item); !v.none() {
 			out.Responses[i] = invalidItemOut(v)
+			s.traceInvalidItem(ctx, item)
 			continue
 		}
 		itemCtx, span := s.telemetry.StartItem(ctx, item.GetIdempotencyKey())
 		defer span.End()
+		describeRequest(span, item)
 		commands = append(commands, grantCommand(itemCtx, item))
 		places = append(places, i)
 		contexts = append(contexts, itemCtx)
@@ -55,18 +59,30 @@ func (s *EntitlementService) BatchGrantEntitlements(ctx context.Context, r *enti
 		var failure *store.Failure
 		switch {
 		case result.Err == nil:
-			describe(contexts[n], &commands[n], &result.Answer)
+			result.Answer.Describe(trace.SpanFromContext(contexts[n]))
 			out.Responses[i] = grantAnswerOut(&result.Answer)
+			continue
 		case errors.As(result.Err, &failure):
-			out.Responses[i] = grantFailureOut(failure)
 		default:
 			// A bug: one item's must not hide the others' answers, and the caller may try that item again.
-			s.log.ErrorContext(ctx, "internal error", "item", i, "error", result.Err)
-			out.Responses[i] = grantFailureOut(&store.Failure{Reason: reasonInternal})
+			s.log.ErrorContext(contexts[n], "internal error", "item", i, telemetry.KeyName, commands[n].IdempotencyKey, "error", result.Err)
+			failure = &store.Failure{Reason: reasonInternal}
 		}
+		describeFailure(trace.SpanFromContext(contexts[n]), failure)
+		out.Responses[i] = grantFailureOut(failure)
 	}
 	fitBatch(out)
 	return out, nil
+}
+
+// traceInvalidItem leaves a span of a malformed item. It has no key: what was sent as one need not be one.
+func (s *EntitlementService) traceInvalidItem(ctx context.Context, item *entitlementv1.GrantEntitlementRequest) {
+	_, span := s.telemetry.StartItem(ctx, "")
+	defer span.End()
+	describeRequest(span, item)
+	span.SetAttributes(
+		outcomeAttribute.String(entitlementv1.Outcome_OUTCOME_REJECTED.String()),
+		reasonAttribute.String(entitlementv1.RejectionReason_REJECTION_REASON_INVALID_REQUEST.String()))
 }
 
 // reasonInternal stands in a batch item where a single call would be answered INTERNAL.
@@ -78,6 +94,6 @@ func grantCommand(ctx context.Context, r *entitlementv1.GrantEntitlementRequest)
 		TenantID: r.GetGrant().GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), Grant: grantIn(r.GetGrant()),
 		Invoice: store.InvoiceVersion{State: r.GetInvoice().GetState(), Version: r.GetInvoice().GetVersion()},
 		Notify:  notifyIn(r.GetNotify()),
-		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()),
+		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()), PreviousTries: telemetry.PreviousAttempts(ctx),
 	}
 }

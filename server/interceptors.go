@@ -8,12 +8,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/grantd/grantd/telemetry"
 )
 
 const (
@@ -68,11 +71,12 @@ func (t *Transport) ServerOptions(config *tls.Config, limits Limits) []grpc.Serv
 	return options
 }
 
-// unary counts the call and turns a panic into INTERNAL.
+// unary counts the call, puts on its span whose it is, and turns a panic into INTERNAL.
 func (t *Transport) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	t.inFlight.Add(1)
 	defer t.inFlight.Add(-1)
-	defer t.recovered(info.FullMethod, &err)
+	defer t.recovered(ctx, info.FullMethod, req, &err)
+	describeRequest(trace.SpanFromContext(ctx), req)
 	return handler(ctx, req)
 }
 
@@ -81,7 +85,7 @@ func (t *Transport) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServe
 	if !endless(info.FullMethod) {
 		t.inFlight.Add(1)
 		defer t.inFlight.Add(-1)
-		defer t.recovered(info.FullMethod, &err)
+		defer t.recovered(ss.Context(), info.FullMethod, nil, &err)
 		return handler(srv, ss)
 	}
 	watched := &watchedStream{ServerStream: ss, sent: make(chan struct{}, 1)}
@@ -91,7 +95,7 @@ func (t *Transport) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServe
 	go func() {
 		var err error
 		defer func() { done <- err }()
-		defer t.recovered(info.FullMethod, &err)
+		defer t.recovered(ss.Context(), info.FullMethod, nil, &err)
 		err = handler(srv, watched)
 	}()
 	select {
@@ -146,10 +150,14 @@ func (w *watchedStream) SendMsg(m any) error {
 }
 
 // recovered, deferred, answers a handler's panic. The text is fixed: a panic's own may hold a payload.
-func (t *Transport) recovered(method string, err *error) {
+func (t *Transport) recovered(ctx context.Context, method string, request any, err *error) {
 	if p := recover(); p != nil {
 		t.panics.Add(1)
-		t.log.Error("panic in a handler", "method", method, "panic", p, "stack", string(debug.Stack()))
+		log := t.log
+		if r, ok := request.(interface{ GetIdempotencyKey() string }); ok {
+			log = log.With(telemetry.KeyName, r.GetIdempotencyKey())
+		}
+		log.ErrorContext(ctx, "panic in a handler", "method", method, "panic", p, "stack", string(debug.Stack()))
 		*err = status.Error(codes.Internal, "internal error")
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
+	"github.com/grantd/grantd/telemetry"
 )
 
 // RecordInvoiceState implements the contract.
@@ -20,7 +21,7 @@ func (s *EntitlementService) RecordInvoiceState(ctx context.Context, r *entitlem
 		TenantID: r.GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(), InvoiceID: r.GetInvoiceId(),
 		Invoice: store.InvoiceVersion{State: r.GetState(), Version: r.GetVersion()},
 		Notify:  notifyIn(r.GetNotify()),
-		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()),
+		Origin:  originOf(ctx, r.GetEventId(), r.GetSource()), PreviousTries: telemetry.PreviousAttempts(ctx),
 	}, func(f *store.Failure) proto.Message {
 		return &entitlementv1.RecordInvoiceStateResponse{
 			Outcome: entitlementv1.Outcome_OUTCOME_RETRYABLE_FAILURE,
@@ -110,6 +111,6 @@ func turnCommand(ctx context.Context, kind entitlementv1.OperationKind, r turnRe
 		Kind: kind, TenantID: r.GetTenantId(), IdempotencyKey: r.GetIdempotencyKey(),
 		Target: targetIn(r.GetEntitlementId(), r.GetBusinessKey()), Reason: r.GetReason(), Actor: r.GetActor(),
 		Notify: notifyIn(r.GetNotify()),
-		Origin: originOf(ctx, r.GetEventId(), r.GetSource()),
+		Origin: originOf(ctx, r.GetEventId(), r.GetSource()), PreviousTries: telemetry.PreviousAttempts(ctx),
 	}
 }

@@ -87,7 +87,7 @@ func (t *Transport) stop(connections *handshakes, s *grpc.Server, health *Health
 	defer cancel()
 	cut, cancel := context.WithTimeout(over, stop.Grace-min(stop.Grace/10, 500*time.Millisecond))
 	defer cancel()
-	t.log.Info("stopping", "calls_in_flight", t.InFlight(), "grace", stop.Grace)
+	t.log.Info("stopping", "calls_in_flight", t.InFlight(), "calls_end_within", stop.Grace.String())
 	close(t.stopping)
 	health.shutdown()
 	if stop.Delay > 0 {

@@ -3,6 +3,9 @@ package server
 import (
 	"context"
 
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/proto"
+
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
 )
@@ -26,6 +29,7 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 		return nil, statusOf(ctx, err, s.log)
 	}
 	a := &found.Answer
+	describeLookup(trace.SpanFromContext(ctx), a)
 	out := &entitlementv1.GetOperationResponse{
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Operation: operationOut(a.Operation),
 		CurrentState: a.CurrentState, CurrentVersion: a.CurrentVersion,
@@ -57,8 +61,48 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 	for i := range found.Notifications {
 		out.Notifications = append(out.Notifications, notificationOut(&found.Notifications[i]))
 	}
+	out.Truncated = found.Truncated
+	fitStory(out)
 	return out, nil
 }
+
+// fitStory leaves out the older half of whatever list is the largest, until the answer is one that clients accept. What the operation
+// itself says is never left out, and fits.
+func fitStory(out *entitlementv1.GetOperationResponse) {
+	for proto.Size(out) > maxAnswerBytes {
+		out.Truncated = true
+		lists := []struct {
+			bytes int
+			halve func()
+		}{
+			{sizeOf(out.Attempts), func() { out.Attempts = newerHalf(out.Attempts) }},
+			{sizeOf(out.Aliases), func() { out.Aliases = newerHalf(out.Aliases) }},
+			{sizeOf(out.Entries), func() { out.Entries = newerHalf(out.Entries) }},
+			{sizeOf(out.Deliveries), func() { out.Deliveries = newerHalf(out.Deliveries) }},
+			{sizeOf(out.Notifications), func() { out.Notifications = newerHalf(out.Notifications) }},
+		}
+		largest := 0
+		for i := range lists {
+			if lists[i].bytes > lists[largest].bytes {
+				largest = i
+			}
+		}
+		if lists[largest].bytes == 0 {
+			return
+		}
+		lists[largest].halve()
+	}
+}
+
+func sizeOf[M proto.Message](all []M) int {
+	n := 0
+	for _, m := range all {
+		n += proto.Size(m)
+	}
+	return n
+}
+
+func newerHalf[M any](all []M) []M { return all[(len(all)+1)/2:] }
 
 // ListOperations implements the contract.
 func (s *EntitlementService) ListOperations(ctx context.Context, r *entitlementv1.ListOperationsRequest) (*entitlementv1.ListOperationsResponse, error) {

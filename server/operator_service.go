@@ -106,7 +106,7 @@ func (s *OperatorService) RedeliverDelivery(ctx context.Context, r *entitlementv
 			}
 		})
 	}
-	s.describe(ctx, &order, &a)
+	s.describe(ctx, &a)
 	out := &entitlementv1.RedeliverDeliveryResponse{Outcome: a.Outcome, Delivery: deliveryOut(a.Delivery)}
 	if a.Rejection != nil {
 		out.Result = &entitlementv1.RedeliverDeliveryResponse_Rejection{Rejection: rejectionOut(a.Rejection)}
@@ -129,7 +129,7 @@ func (s *OperatorService) DiscardDelivery(ctx context.Context, r *entitlementv1.
 			}
 		})
 	}
-	s.describe(ctx, &order, &a)
+	s.describe(ctx, &a)
 	out := &entitlementv1.DiscardDeliveryResponse{Outcome: a.Outcome, Delivery: deliveryOut(a.Delivery)}
 	if a.Rejection != nil {
 		out.Result = &entitlementv1.DiscardDeliveryResponse_Rejection{Rejection: rejectionOut(a.Rejection)}
@@ -153,7 +153,7 @@ func (s *OperatorService) ResolveDelivery(ctx context.Context, r *entitlementv1.
 			}
 		})
 	}
-	s.describe(ctx, &order, &a)
+	s.describe(ctx, &a)
 	out := &entitlementv1.ResolveDeliveryResponse{Outcome: a.Outcome, Delivery: deliveryOut(a.Delivery)}
 	if a.Rejection != nil {
 		out.Result = &entitlementv1.ResolveDeliveryResponse_Rejection{Rejection: rejectionOut(a.Rejection)}
@@ -194,17 +194,14 @@ func orderIn(ctx context.Context, r orderRequest) store.DeliveryOrder {
 }
 
 // describe puts the answer on the call's span, with the key of the operation whose event it is about.
-func (s *OperatorService) describe(ctx context.Context, o *store.DeliveryOrder, a *store.OrderAnswer) {
+func (s *OperatorService) describe(ctx context.Context, a *store.OrderAnswer) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(
-		attribute.String("entitlement.outcome", a.Outcome.String()),
-		attribute.String("entitlement.tenant_id", o.TenantID),
-	)
+	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
 	if a.Rejection != nil {
-		span.SetAttributes(attribute.String("entitlement.reason", a.Rejection.Reason.String()))
+		span.SetAttributes(reasonAttribute.String(a.Rejection.Reason.String()))
 	}
 	if a.Delivery != nil {
 		s.telemetry.WithKey(ctx, a.Delivery.Event.Entry.OperationKey)
@@ -215,6 +212,7 @@ func (s *OperatorService) describe(ctx context.Context, o *store.DeliveryOrder, 
 // orderStatus is status with the typed response as a detail of a retryable failure.
 func (s *OperatorService) orderStatus(ctx context.Context, err error, typed func(*store.Failure) proto.Message) error {
 	if f, ok := errors.AsType[*store.Failure](err); ok {
+		describeFailure(trace.SpanFromContext(ctx), f)
 		pushback(ctx, f)
 		return retryable(f, typed(f))
 	}

@@ -43,7 +43,12 @@ type Server struct {
 // New makes a server with both services of the contract, reflection and health.
 func New(cfg Config) *Server {
 	s := &Server{config: cfg, transport: NewTransport(cfg.Log)}
-	options := s.transport.ServerOptions(cfg.TLS, cfg.Limits)
+	calls, err := newCallMeter(cfg.Telemetry.MeterProvider)
+	if err != nil {
+		cfg.Log.Error("calls are not measured", "error", err)
+	}
+	// Outside of everything, so that it sees what became of a panic.
+	options := append([]grpc.ServerOption{grpc.ChainUnaryInterceptor(calls.unary)}, s.transport.ServerOptions(cfg.TLS, cfg.Limits)...)
 	if h := cfg.Telemetry.ServerHandler(); h != nil {
 		options = append(options, grpc.StatsHandler(h))
 	}

@@ -104,12 +104,13 @@ func (f *followedTLS) follow() {
 }
 
 type tlsContents struct {
+	files               TLSFiles
 	cert, key, clientCA []byte
 	withClientCA        bool
 }
 
 func (f TLSFiles) read() (tlsContents, error) {
-	c := tlsContents{withClientCA: f.ClientCA != ""}
+	c := tlsContents{files: f, withClientCA: f.ClientCA != ""}
 	var err error
 	if c.cert, err = os.ReadFile(f.Cert); err != nil {
 		return c, fmt.Errorf("TLS certificate: %w", err)
@@ -132,11 +133,11 @@ func (c tlsContents) equal(d tlsContents) bool {
 func (c tlsContents) config() (*tls.Config, error) {
 	// X509KeyPair stops quietly at a chain's torn end.
 	if _, err := parseCertificates(c.cert); err != nil {
-		return nil, fmt.Errorf("TLS certificate: %w", err)
+		return nil, fmt.Errorf("TLS certificate %s: %w", c.files.Cert, err)
 	}
 	pair, err := tls.X509KeyPair(c.cert, c.key)
 	if err != nil {
-		return nil, fmt.Errorf("TLS certificate and key: %w", err)
+		return nil, fmt.Errorf("TLS certificate %s and key %s: %w", c.files.Cert, c.files.Key, err)
 	}
 	config := &tls.Config{
 		Certificates: []tls.Certificate{pair},
@@ -146,7 +147,7 @@ func (c tlsContents) config() (*tls.Config, error) {
 	if c.withClientCA {
 		authorities, err := parseCertificates(c.clientCA)
 		if err != nil {
-			return nil, fmt.Errorf("TLS client CA: %w", err)
+			return nil, fmt.Errorf("TLS client CA %s: %w", c.files.ClientCA, err)
 		}
 		config.ClientCAs = x509.NewCertPool()
 		for _, authority := range authorities {

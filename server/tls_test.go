@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -395,7 +396,7 @@ func TestTLS_Refusals(t *testing.T) {
 			c.spoil(&files)
 			if _, err := server.NewTLSConfig(files, quiet); err == nil {
 				t.Error("accepted")
-			} else if errors.Is(err, os.ErrNotExist) != (c.name[:3] == "no ") {
+			} else if errors.Is(err, os.ErrNotExist) != (c.name[:3] == "no ") || !strings.Contains(err.Error(), filepath.Dir(files.Cert)) {
 				t.Errorf("error %v", err)
 			}
 		})

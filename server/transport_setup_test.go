@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/stats"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/server"
@@ -74,6 +75,7 @@ type transportSetup struct {
 	add    func(*grpc.Server)
 	// inner stands between the server's own stream interceptor and the handlers.
 	inner grpc.StreamServerInterceptor
+	stats stats.Handler
 }
 
 func setupTransport(t *testing.T, with transportSetup) *served {
@@ -84,6 +86,9 @@ func setupTransport(t *testing.T, with transportSetup) *served {
 	options := b.transport.ServerOptions(with.tls, with.limits)
 	if with.inner != nil {
 		options = append(options, grpc.ChainStreamInterceptor(with.inner))
+	}
+	if with.stats != nil {
+		options = append(options, grpc.StatsHandler(with.stats))
 	}
 	s := grpc.NewServer(options...)
 	if with.grants == nil {

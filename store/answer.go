@@ -40,6 +40,18 @@ type Rejection struct {
 	Retry   entitlementv1.RetryAdvice
 }
 
+// Winner is the operation of an earlier attempt that this one met; nil where this one won, or met none.
+func (a *Answer) Winner() *Operation {
+	switch a.Outcome {
+	case entitlementv1.Outcome_OUTCOME_ALREADY_APPLIED:
+		return a.Operation
+	case entitlementv1.Outcome_OUTCOME_CONFLICTING_PAYLOAD:
+		return a.Conflict.Stored
+	default:
+		return nil
+	}
+}
+
 // fields lists the paths that differ, for the attempt's row.
 func (c *Conflict) fields() []string {
 	if c == nil {

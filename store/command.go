@@ -30,6 +30,8 @@ type Command struct {
 	Notify *Notify
 
 	Origin Origin
+	// PreviousTries is how often the client says that it has tried this call before.
+	PreviousTries int32
 }
 
 // Target names an entitlement by id or, when the id is zero, by business key.
@@ -46,6 +48,8 @@ type Origin struct {
 	// TraceID and SpanID are zero when the call carried no trace.
 	TraceID [16]byte
 	SpanID  [8]byte
+	// Sampled says that the trace is recorded. It is kept with operations alone.
+	Sampled bool
 }
 
 // InvoiceVersion is a state of an invoice with the version that the billing system gave it.

@@ -1,8 +1,11 @@
 package store
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -34,9 +37,11 @@ func (c *committer) takeFromQueue(helping bool) {
 		if batch = c.queue.take(batch, c.config.BatchLimit, helping); len(batch) == 0 {
 			return
 		}
+		now := time.Now()
+		c.meters.queueWait.Record(context.Background(), now.Sub(batch[0].arrived).Seconds())
 		// While locks are held elsewhere, every batch may meet one: then none of them waits for long.
 		c.run.lockTimeout = 0
-		if time.Since(c.lastBlocked) < time.Second {
+		if now.Sub(c.lastBlocked) < time.Second {
 			c.run.lockTimeout = isolateTimeout
 		}
 		if why := c.commit(batch); why != nil {
@@ -60,17 +65,20 @@ func (c *committer) commit(batch []*pending) error {
 		}
 		var fate unknownFate
 		if errors.As(err, &fate) {
+			c.meters.failed(err)
 			c.session.drop()
 			c.fail(batch, &Failure{Reason: ReasonCommitUnknown, RetryDelay: jitter(time.Second), cause: err})
 			return nil
 		}
 		what, reason := interpretError(err)
-		c.meters.retried(err)
+		c.meters.failed(err)
 		switch {
 		case what == runAgain && try < maxTries:
+			c.meters.retried(err)
 			continue
 		case what == dropConnection && reason == ReasonDatabaseUnavailable && try == 1 && c.session.conn != nil:
 			// Most likely the session died while it was idle. Nothing was committed, so a new one may try.
+			c.meters.retried(err)
 			c.session.drop()
 			continue
 		case what != dropConnection && len(batch) > 1, what == splitOff && reason == ReasonLockTimeout:
@@ -112,18 +120,29 @@ func (c *committer) fail(batch []*pending, err error) {
 	if errors.As(err, &f) {
 		c.meters.unanswered(f.Reason, len(batch))
 		if c.quiet.mayLog(f.Reason, time.Now()) {
-			c.log.Warn("a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
+			ctx, log := c.logOf(batch)
+			log.WarnContext(ctx, "a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
 		}
 	} else {
-		c.meters.unanswered("internal", len(batch))
-		if c.quiet.mayLog("internal", time.Now()) {
-			c.log.Error("a transaction failed", "commands", len(batch), "error", err)
+		c.meters.unanswered(reasonInternal, len(batch))
+		if c.quiet.mayLog(reasonInternal, time.Now()) {
+			ctx, log := c.logOf(batch)
+			log.ErrorContext(ctx, "a transaction failed", "commands", len(batch), "error", err)
 		}
 	}
 	for _, p := range batch {
 		p.answer, p.err = Answer{}, err
 	}
 	c.settle(batch)
+}
+
+// logOf names the call that a log line is about, where it is about one.
+func (c *committer) logOf(batch []*pending) (context.Context, *slog.Logger) {
+	if len(batch) > 1 {
+		return context.Background(), c.log
+	}
+	p := batch[0]
+	return cmp.Or(p.ctx, context.Background()), c.log.With(string(keyAttribute), p.command.IdempotencyKey)
 }
 
 // settle gives back the batch's claims, then wakes its callers.

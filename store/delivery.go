@@ -24,6 +24,8 @@ type Delivery struct {
 	State       entitlementv1.DeliveryState
 	// Attempts is how many calls were begun; in what Claim returns, the number of this one.
 	Attempts int64
+	// Repeated says, in what Claim returns, that the lease of the call before ran out without a result: the destination may have it.
+	Repeated bool
 	// Poison is how many of them failed in a way that counts against the limit.
 	Poison int64
 	// NextAttemptAt is when a PENDING delivery is due, and when an UNKNOWN one may be asked about, in database time.

@@ -124,6 +124,7 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 		return nil, fmt.Errorf("claim: destination %q is not configured", destination)
 	}
 	var leased []*Delivery
+	var spared int
 	err := s.inTransaction(ctx, func(tx pgx.Tx) error {
 		c := claimed{destination: to}
 		rows, err := tx.Query(ctx, dueSQL, destination, limit)
@@ -137,10 +138,14 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 			return err
 		}
 		leased, err = c.write(ctx, tx, worker, lease)
+		spared = len(c.spared.tenant)
 		return err
 	})
 	if err != nil {
 		return nil, readFailure(err)
+	}
+	if spared > 0 {
+		s.writer.meters.notifiedBefore(spared)
 	}
 	return leased, nil
 }
@@ -210,6 +215,7 @@ func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
 
 func (c *claimed) prepare(d *Delivery, render Renderer) {
 	d.Attempts++
+	d.Repeated = d.State == sendingState
 	d.LeaseToken, d.State = uuid.New(), sendingState
 	if d.Body == nil {
 		body, contentType, err := render(d)
@@ -340,6 +346,9 @@ func (s *Store) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
 			return nil
 		}
 		what, reason := interpretError(err)
+		if what == runAgain {
+			s.writer.meters.failed(err)
+		}
 		if reason == ReasonReadOnly {
 			// These sessions have lost their primary. Later ones go and look for it.
 			s.outbox.Reset()
@@ -347,5 +356,6 @@ func (s *Store) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
 		if what != runAgain || try == maxTries {
 			return err
 		}
+		s.writer.meters.retried(err)
 	}
 }

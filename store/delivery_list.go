@@ -121,7 +121,7 @@ func (s *Store) Delivery(ctx context.Context, tenant string, name DeliveryName) 
 	if err != nil {
 		return nil, readFailure(err)
 	}
-	stories, err := s.storiesOf(ctx, tenant, []*Delivery{d})
+	stories, _, err := s.storiesOf(ctx, tenant, []*Delivery{d})
 	if err != nil {
 		return nil, err
 	}
@@ -137,15 +137,16 @@ SELECT` + deliveryColumnsSQL + `
          ORDER BY d.entitlement_id DESC, d.entry_number DESC, d.destination DESC LIMIT $4) AS d` + deliveryJoins + `
  ORDER BY d.entitlement_id, d.entry_number, d.destination`
 
-func (s *Store) deliveriesOf(ctx context.Context, tenant string, entries []Entry) ([]DeliveryStory, error) {
+// deliveriesOf reports also whether something of their stories was left out.
+func (s *Store) deliveriesOf(ctx context.Context, tenant string, entries []Entry) (_ []DeliveryStory, cut bool, _ error) {
 	k := entryKeys(entries)
-	rows, err := s.reads.Query(ctx, deliveriesOfSQL, tenant, k.entitlement, k.number, storyLimit)
+	rows, err := s.reads.Query(ctx, deliveriesOfSQL, tenant, k.entitlement, k.number, storyLimit+1)
 	if err != nil {
-		return nil, readFailure(err)
+		return nil, false, readFailure(err)
 	}
 	all, err := scanDeliveries(rows)
 	if err != nil {
-		return nil, readFailure(err)
+		return nil, false, readFailure(err)
 	}
 	return s.storiesOf(ctx, tenant, all)
 }
@@ -162,10 +163,10 @@ SELECT delivery_id, attempt_number, worker, started_at, ended_at, outcome, statu
   FROM delivery_attempts WHERE tenant_id = $1 AND delivery_id = ANY ($2)
  ORDER BY started_at DESC, attempt_number DESC LIMIT $3`
 
-// storiesOf adds the attempts and the operators' actions, at most the latest storyLimit of each in all.
-func (s *Store) storiesOf(ctx context.Context, tenant string, deliveries []*Delivery) ([]DeliveryStory, error) {
+// storiesOf adds the attempts and the operators' actions, at most the latest storyLimit of each in all, and reports whether there are more.
+func (s *Store) storiesOf(ctx context.Context, tenant string, deliveries []*Delivery) (_ []DeliveryStory, cut bool, _ error) {
 	if len(deliveries) == 0 {
-		return nil, nil
+		return nil, false, nil
 	}
 	stories := make([]DeliveryStory, len(deliveries))
 	ids := make([][16]byte, len(deliveries))
@@ -176,7 +177,7 @@ func (s *Store) storiesOf(ctx context.Context, tenant string, deliveries []*Deli
 	}
 	rows, err := s.reads.Query(ctx, deliveryAttemptsOfSQL, tenant, ids, storyLimit)
 	if err != nil {
-		return nil, readFailure(err)
+		return nil, false, readFailure(err)
 	}
 	var id pgtype.UUID
 	var a DeliveryAttempt
@@ -190,14 +191,17 @@ func (s *Store) storiesOf(ctx context.Context, tenant string, deliveries []*Deli
 			story.Attempts = append(story.Attempts, a)
 			return nil
 		}); err != nil {
-		return nil, readFailure(err)
+		return nil, false, readFailure(err)
 	}
-	if rows, err = s.reads.Query(ctx, actionsOfSQL, tenant, ids, storyLimit); err != nil {
-		return nil, readFailure(err)
+	if rows, err = s.reads.Query(ctx, actionsOfSQL, tenant, ids, storyLimit+1); err != nil {
+		return nil, false, readFailure(err)
 	}
 	actions, err := pgx.CollectRows(rows, pgx.RowToStructByPos[actionRow])
 	if err != nil {
-		return nil, readFailure(err)
+		return nil, false, readFailure(err)
+	}
+	if cut = len(actions) > storyLimit; cut {
+		actions = actions[:storyLimit]
 	}
 	for i := range actions {
 		story := place[actions[i].ID]
@@ -206,6 +210,7 @@ func (s *Store) storiesOf(ctx context.Context, tenant string, deliveries []*Deli
 	for i := range stories {
 		slices.Reverse(stories[i].Attempts)
 		slices.Reverse(stories[i].Actions)
+		cut = cut || int64(len(stories[i].Attempts)) < stories[i].Delivery.Attempts
 	}
-	return stories, nil
+	return stories, cut, nil
 }

@@ -96,6 +96,7 @@ func (s *Store) order(ctx context.Context, kind entitlementv1.OperatorActionKind
 		return OrderAnswer{}, readFailure(err)
 	}
 	if answer.Outcome == entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED {
+		s.writer.meters.ordered(kind, answer.Delivery.Destination)
 		s.wake()
 	}
 	return answer, nil

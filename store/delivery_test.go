@@ -211,14 +211,15 @@ func TestBacklog_CountsByState(t *testing.T) {
 		}
 		return due
 	}
-	if due := got(store.Backlog{Waiting: 6}); due != 0 {
+	if due := got(store.Backlog{Pending: 6}); due != 0 {
 		t.Errorf("due for %v", due)
 	}
 	exec(t, b.sql, `UPDATE deliveries SET due_at = now() - interval '1 hour'`)
-	if due := got(store.Backlog{Waiting: 6}); due < time.Hour || due > 2*time.Hour {
+	if due := got(store.Backlog{Pending: 6}); due < time.Hour || due > 2*time.Hour {
 		t.Errorf("due for %v", due)
 	}
 	all := claim(t, b.Store, "crm")
+	got(store.Backlog{Sending: 6})
 	settle(t, b.Store, store.Dead, all[:3]...)
 	settle(t, b.Store, store.Unknown, all[3:5]...)
 	settle(t, b.Store, store.Delivered, all[5:]...)

@@ -34,6 +34,8 @@ type Found struct {
 	// Deliveries and Notifications are those of the entries.
 	Deliveries    []DeliveryStory
 	Notifications []Notification
+	// Truncated says that one of these has more than an answer holds.
+	Truncated bool
 }
 
 // storyLimit bounds the attempts and aliases of one answer, and entriesLimit its entries, so that it stays one that clients accept.
@@ -141,21 +143,37 @@ func (s *Store) readStory(ctx context.Context, l *Lookup, business BusinessKey, 
 		if found.Aliases, err = s.aliases(ctx, l.TenantID, f.winner.IdempotencyKey); err != nil {
 			return err
 		}
+		found.Aliases = latest(found.Aliases, storyLimit, &found.Truncated)
 		for _, a := range found.Aliases {
 			keys = append(keys, a.IdempotencyKey)
 		}
 		if found.Entries, err = s.entriesOf(ctx, f.winner); err != nil {
 			return err
 		}
-		if found.Deliveries, err = s.deliveriesOf(ctx, l.TenantID, found.Entries); err != nil {
+		found.Entries = latest(found.Entries, entriesLimit, &found.Truncated)
+		var cut bool
+		if found.Deliveries, cut, err = s.deliveriesOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}
+		found.Truncated = found.Truncated || cut
+		found.Deliveries = latest(found.Deliveries, storyLimit, &found.Truncated)
 		if found.Notifications, err = s.notificationsOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}
+		found.Notifications = latest(found.Notifications, storyLimit, &found.Truncated)
 	}
 	found.Attempts, err = s.attemptsUnder(ctx, l.TenantID, keys, business, f.winner)
+	found.Attempts = latest(found.Attempts, storyLimit, &found.Truncated)
 	return err
+}
+
+// latest keeps the end of a list, of which one more was read than an answer holds, and notes where that is not all.
+func latest[T any](all []T, limit int, truncated *bool) []T {
+	if len(all) <= limit {
+		return all
+	}
+	*truncated = true
+	return all[len(all)-limit:]
 }
 
 const aliasesSQL = `
@@ -164,7 +182,7 @@ SELECT idempotency_key, applied_at FROM operations
  ORDER BY applied_at DESC, idempotency_key LIMIT $3`
 
 func (s *Store) aliases(ctx context.Context, tenant, owner string) ([]Alias, error) {
-	rows, err := s.reads.Query(ctx, aliasesSQL, tenant, owner, storyLimit)
+	rows, err := s.reads.Query(ctx, aliasesSQL, tenant, owner, storyLimit+1)
 	if err != nil {
 		return nil, readFailure(err)
 	}
@@ -189,7 +207,7 @@ SELECT n.entitlement_id, n.entry_number, n.kind, n.operation_key, n.invoice_vers
 
 func (s *Store) entriesOf(ctx context.Context, op *Operation) ([]Entry, error) {
 	id := pgtype.UUID{Bytes: op.EntitlementID, Valid: op.EntitlementID != uuid.Nil}
-	rows, err := s.reads.Query(ctx, entriesOfSQL, op.TenantID, id, op.InvoiceID, op.IdempotencyKey, entriesLimit)
+	rows, err := s.reads.Query(ctx, entriesOfSQL, op.TenantID, id, op.InvoiceID, op.IdempotencyKey, entriesLimit+1)
 	if err != nil {
 		return nil, readFailure(err)
 	}
@@ -212,29 +230,30 @@ func (s *Store) entriesOf(ctx context.Context, op *Operation) ([]Entry, error) {
 
 const attemptColumnsSQL = `
 SELECT at, attempt_id, idempotency_key, kind, outcome, matched_by, reason, differing_fields, invoice_id, entitlement_type,
-       operation_version, event_id, source, caller, trace_id, span_id
+       operation_version, event_id, source, caller, trace_id, span_id, winner_trace_id, COALESCE(previous_tries, 0)
   FROM attempts`
 
-// attemptsUnderSQL finds the winning attempt, which its operation names, and all others by their keys or, where a look-up names no
-// key and nothing was granted, by the effect that they asked for. The indexes leave winners out, so that a grant need not
+// attemptsUnderSQL finds the winning attempt, which its operation names, and all others by their keys and, where a look-up names no
+// key, by the effect that they asked for. The indexes leave winners out, so that a grant need not
 // pay for them.
 const attemptsUnderSQL = attemptColumnsSQL + `
  WHERE tenant_id = $1 AND outcome <> 1 AND idempotency_key = ANY ($2)` + `
  UNION ALL` + attemptColumnsSQL + `
  WHERE tenant_id = $1 AND outcome <> 1 AND $3 AND invoice_id = $4 AND entitlement_type = $5 AND operation_version = $6
+   AND idempotency_key <> ALL ($2)
  UNION ALL` + attemptColumnsSQL + `
  WHERE tenant_id = $1 AND at = $7 AND attempt_id = $8
  ORDER BY at DESC, attempt_id DESC LIMIT $9`
 
 func (s *Store) attemptsUnder(ctx context.Context, tenant string, keys []string, b BusinessKey, winner *Operation) ([]Attempt, error) {
-	byEffect := winner == nil && keys[0] == ""
+	byEffect := keys[0] == ""
 	var at pgtype.Timestamptz
 	var id pgtype.UUID
 	if winner != nil {
 		at, id = pgtype.Timestamptz{Time: winner.AppliedAt, Valid: true}, pgtype.UUID{Bytes: winner.AttemptID, Valid: true}
 	}
 	rows, err := s.reads.Query(ctx, attemptsUnderSQL, tenant, keys, byEffect, b.InvoiceID, b.EntitlementType, b.OperationVersion,
-		at, id, storyLimit)
+		at, id, storyLimit+1)
 	if err != nil {
 		return nil, readFailure(err)
 	}
@@ -251,9 +270,10 @@ func scanAttempts(rows pgx.Rows, tenant string) ([]Attempt, error) {
 		a := Attempt{TenantID: tenant}
 		var id pgtype.UUID
 		var kind, outcome, matchedBy, reason int16
-		var traceID, spanID []byte
+		var traceID, spanID, winnerTraceID []byte
 		if err := rows.Scan(&a.At, &id, &a.IdempotencyKey, &kind, &outcome, &matchedBy, &reason, &a.DifferingFields, &a.InvoiceID,
-			&a.EntitlementType, &a.OperationVersion, &a.Origin.EventID, &a.Origin.Source, &a.Origin.Caller, &traceID, &spanID); err != nil {
+			&a.EntitlementType, &a.OperationVersion, &a.Origin.EventID, &a.Origin.Source, &a.Origin.Caller, &traceID, &spanID,
+			&winnerTraceID, &a.PreviousTries); err != nil {
 			return nil, readFailure(err)
 		}
 		a.ID = id.Bytes
@@ -261,6 +281,7 @@ func scanAttempts(rows pgx.Rows, tenant string) ([]Attempt, error) {
 		a.MatchedBy, a.Reason = entitlementv1.MatchedBy(matchedBy), entitlementv1.RejectionReason(reason)
 		copy(a.Origin.TraceID[:], traceID)
 		copy(a.Origin.SpanID[:], spanID)
+		copy(a.WinnerTraceID[:], winnerTraceID)
 		all = append(all, a)
 	}
 	if err := rows.Err(); err != nil {

@@ -198,6 +198,62 @@ func TestLookup_AttemptsOfAKeyThatWasOnlyRefused(t *testing.T) {
 	}
 }
 
+// Support has the invoice and the type, and asks why a second payment's grant came to nothing: it conflicted, under a key of its own.
+func TestLookup_ByEffectShowsConflictsUnderOtherKeys(t *testing.T) {
+	b := setup(t)
+	c := grant("t", "k1", "i", "x")
+	want(t, b.Store, c, newly)
+	want(t, b.Store, c, already)
+	other := grant("t", "k2", "i", "x")
+	other.Grant.Scope = nil
+	want(t, b.Store, other, conflict)
+	wants := map[string][]string{"k1": {"k1", "k1"}, "": {"k1", "k1", "k2"}}
+	for key, want := range wants {
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: key, BusinessKey: c.Grant.BusinessKey(), Full: true})
+		var got []string
+		for _, a := range found.Attempts {
+			got = append(got, a.IdempotencyKey)
+		}
+		if !slices.Equal(got, want) || found.Truncated {
+			t.Errorf("by key %q: attempts of %v, want %v; truncated %v", key, got, want, found.Truncated)
+		}
+	}
+}
+
+func TestLookup_SaysWhereAttemptsAreLeftOut(t *testing.T) {
+	const kept = 500
+	b := setup(t)
+	c := grant("t", "k", "i", "x")
+	want(t, b.Store, c, newly)
+	for n := 2; n <= kept+1; n++ {
+		want(t, b.Store, c, already)
+		if n < kept {
+			continue
+		}
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: "k", Full: true})
+		if len(found.Attempts) != kept || found.Truncated != (n > kept) || (found.Attempts[0].Outcome == newly) != (n == kept) {
+			t.Errorf("%d of %d attempts, the first %v, truncated %v", len(found.Attempts), n, found.Attempts[0].Outcome, found.Truncated)
+		}
+	}
+}
+
+// Whoever redelivered more than an answer holds was not told that the first of those orders were left out.
+func TestLookup_SaysWhereOrdersAreLeftOut(t *testing.T) {
+	const kept = 500
+	b := setup(t, to(crm))
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	for _, n := range []int{kept, kept + 1} {
+		exec(t, b.sql, `INSERT INTO operator_actions
+			SELECT tenant_id, delivery_id, n, 1, 5, 1, 'me', 'because', '', now() + n * interval '1 second' FROM deliveries, generate_series(1, $1::int) n
+			    ON CONFLICT DO NOTHING`, n)
+		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: "k", Full: true})
+		actions := found.Deliveries[0].Actions
+		if len(actions) != kept || actions[kept-1].Attempts != int64(n) || found.Truncated != (n > kept) {
+			t.Errorf("%d of %d orders, truncated %v", len(actions), n, found.Truncated)
+		}
+	}
+}
+
 func TestLookup_OfARefundNamesWhatItTookBack(t *testing.T) {
 	b := setup(t)
 	want(t, b.Store, grant("t", "k1", "i", "x"), newly)

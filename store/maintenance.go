@@ -72,7 +72,11 @@ func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 	if err := s.purgeDeliveries(ctx, now.Add(-s.config.DeliveryRetention)); err != nil {
 		return err
 	}
-	return s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention))
+	if err := s.dropPartitions(ctx, now.Add(-s.config.AttemptRetention)); err != nil {
+		return err
+	}
+	s.writer.meters.maintained.Store(time.Now().Unix())
+	return nil
 }
 
 // purgeDeliveriesSQL removes some deliveries that were settled before a time, with their attempts. What operators did and who was
@@ -97,6 +101,7 @@ func (s *Store) purgeDeliveries(ctx context.Context, before time.Time) error {
 		if err := s.reads.QueryRow(ctx, purgeDeliveriesSQL, before, purgeBatch).Scan(&n); err != nil {
 			return fmt.Errorf("purge deliveries: %w", err)
 		}
+		s.writer.meters.removed(purgedDeliveries, int64(n))
 		if n < purgeBatch {
 			return nil
 		}
@@ -112,6 +117,7 @@ func (s *Store) purgeAliases(ctx context.Context, before time.Time) error {
 		if err := s.house.QueryRow(ctx, purgeAliasesSQL, before, purgeBatch).Scan(&purged); err != nil {
 			return fmt.Errorf("purge aliases: %w", err)
 		}
+		s.writer.meters.removed(purgedAliases, purged)
 		if purged < purgeBatch {
 			return nil
 		}
@@ -168,20 +174,28 @@ func (s *Store) makePartitions(ctx context.Context, now time.Time) error {
 	for _, p := range have {
 		attached[p.Name] = p.Attached
 	}
+	missing := false
 	today := now.UTC().Truncate(24 * time.Hour)
 	for d := -1; d <= partitionsAhead; d++ {
 		day := today.AddDate(0, 0, d)
-		if attached[partitionName(day)] {
-			continue
+		if !attached[partitionName(day)] {
+			switch err := s.makePartition(ctx, day); {
+			case errors.Is(err, errNameTaken):
+				s.config.Log.ErrorContext(ctx, "a day of attempts has no partition, since a table has its name", "table", partitionName(day))
+				missing = missing || d >= 0
+			case err != nil:
+				return fmt.Errorf("make %s: %w", partitionName(day), err)
+			}
 		}
-		if err := s.makePartition(ctx, day); err != nil {
-			return fmt.Errorf("make %s: %w", partitionName(day), err)
+		if !missing {
+			s.writer.meters.partitionsEnd.Store(day.AddDate(0, 0, 1).Unix())
 		}
-		s.writer.meters.daysAhead.Store(int64(d))
 	}
-	s.writer.meters.daysAhead.Store(partitionsAhead)
 	return nil
 }
+
+// errNameTaken says that a table that is no partition has a partition's name: somebody detached it.
+var errNameTaken = errors.New("the name is taken")
 
 // makePartition waits a short time for its lock only, since the writes queue behind it.
 func (s *Store) makePartition(ctx context.Context, day time.Time) error {
@@ -198,7 +212,11 @@ func (s *Store) makePartition(ctx context.Context, day time.Time) error {
 		return err
 	})
 	if hasCode(err, "42P07", "42710", "23505") { // duplicate table, object or catalogue row: another replica made it meanwhile
-		return nil
+		have, err := s.partitions(ctx)
+		if err == nil && !slices.Contains(have, partition{Name: partitionName(day), Attached: true}) {
+			err = errNameTaken
+		}
+		return err
 	}
 	return err
 }
@@ -236,7 +254,10 @@ func (s *Store) dropPartitions(ctx context.Context, before time.Time) error {
 				return fmt.Errorf("detach %s: %w", p.Name, err)
 			}
 		}
-		if _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); err != nil && !hasCode(err, anotherReplica...) {
+		switch _, err := s.house.Exec(ctx, `DROP TABLE IF EXISTS `+p.Name); {
+		case err == nil:
+			s.writer.meters.removed(purgedDays, 1)
+		case !hasCode(err, anotherReplica...):
 			return fmt.Errorf("drop %s: %w", p.Name, err)
 		}
 	}

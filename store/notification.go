@@ -96,7 +96,7 @@ SELECT m.entitlement_id, m.entry_number, m.template, m.recipient, m.locale, m.de
 
 func (s *Store) notificationsOf(ctx context.Context, tenant string, entries []Entry) ([]Notification, error) {
 	k := entryKeys(entries)
-	rows, err := s.reads.Query(ctx, notificationsOfSQL, tenant, k.entitlement, k.number, storyLimit)
+	rows, err := s.reads.Query(ctx, notificationsOfSQL, tenant, k.entitlement, k.number, storyLimit+1)
 	if err != nil {
 		return nil, readFailure(err)
 	}

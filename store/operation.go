@@ -45,6 +45,10 @@ type Attempt struct {
 	EntitlementType  string
 	OperationVersion int64
 	Origin           Origin
+	// WinnerTraceID is the trace of the attempt that won, where it was another one; zero where it was this one, or there was none.
+	WinnerTraceID [16]byte
+	// PreviousTries is the client's own count of earlier tries of the same call.
+	PreviousTries int32
 }
 
 // Alias is a later key bound to an operation.

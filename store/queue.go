@@ -17,6 +17,8 @@ type pending struct {
 	// state is moved once from waiting: to taken by the writer, or to abandoned by a caller that left.
 	state  atomic.Int32
 	ticket *ticket
+	// arrived is when it was put, or the first of its burst.
+	arrived time.Time
 	// blockedSince is when the slow lanes got it.
 	blockedSince time.Time
 	// ctx carries the caller's span, and is nil where none is recorded.
@@ -93,6 +95,8 @@ type queue struct {
 	// held has the claims of every command in flight. A claim held here makes later commands wait their turn.
 	held   map[claim]int
 	closed bool
+	// burst is when the first command was put since pick looked last, zero where none was: the clock is read once for all of them.
+	burst time.Time
 	// claimed is scratch for take: what the batch being taken, and the commands it passes over, claim. For an invoice it counts the
 	// grants of the batch; exclusive marks it closed to further commands.
 	claimed map[claim]int
@@ -113,7 +117,13 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 	if q.closed {
 		return 0, true
 	}
+	if q.burst.IsZero() {
+		q.burst = time.Now()
+	}
 	n = min(len(commands), q.limit-len(q.waiting))
+	for _, p := range commands[:n] {
+		p.arrived = q.burst
+	}
 	q.waiting = append(q.waiting, commands[:n]...)
 	q.arrived.Signal()
 	if len(q.waiting) >= muchWaits {
@@ -176,6 +186,7 @@ func (q *queue) pick(batch []*pending, limit int) []*pending {
 	for _, p := range batch {
 		q.hold(p)
 	}
+	q.burst = time.Time{}
 	return batch
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func queued(c *Command) *pending {
@@ -44,6 +45,24 @@ func keysOf(batch []*pending) string {
 		keys[i] = p.command.IdempotencyKey
 	}
 	return strings.Join(keys, " ")
+}
+
+// Its time is that of the first that came since the queue was looked at last, whether or not that one was still wanted: one whose caller
+// had left made the next one, an hour later, seem to have waited for an hour.
+func TestQueue_ArrivedWithItsBurst(t *testing.T) {
+	q := newQueue(10)
+	left, first, second := queuedGrant("a", "i", "x"), queuedGrant("b", "i", "y"), queuedGrant("c", "i", "z")
+	q.put([]*pending{left})
+	left.state.Store(abandoned)
+	if batch := q.takeNow(10); len(batch) != 0 {
+		t.Fatalf("took %s", keysOf(batch))
+	}
+	before := time.Now()
+	q.put([]*pending{first})
+	q.put([]*pending{second})
+	if first.arrived.Before(before) || !second.arrived.Equal(first.arrived) {
+		t.Errorf("they arrived %v and %v after the time before", first.arrived.Sub(before), second.arrived.Sub(before))
+	}
 }
 
 func TestQueue_WhatMayShareATransaction(t *testing.T) {

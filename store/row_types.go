@@ -49,6 +49,26 @@ func (r *record) smallint(n int16) {
 	r.buf = binary.BigEndian.AppendUint16(r.buf, uint16(n))
 }
 
+// optionalInteger writes NULL for zero.
+func (r *record) optionalInteger(n int32) {
+	if n == 0 {
+		r.null(pgtype.Int4OID)
+		return
+	}
+	r.head(pgtype.Int4OID, 4)
+	r.buf = binary.BigEndian.AppendUint32(r.buf, uint32(n))
+}
+
+// optionalTrue writes NULL for false.
+func (r *record) optionalTrue(b bool) {
+	if !b {
+		r.null(pgtype.BoolOID)
+		return
+	}
+	r.head(pgtype.BoolOID, 1)
+	r.buf = append(r.buf, 1)
+}
+
 func (r *record) bigint(n int64) { r.eightBytes(pgtype.Int8OID, n) }
 
 func (r *record) eightBytes(oid uint32, n int64) {
@@ -155,14 +175,14 @@ func registerRowTypes(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// rowTypes are those of migrations/0006_row_types.sql; each put follows its type column by column.
+// rowTypes are those of migrations/0006_row_types.sql and 0007_attempt_links.sql; each put follows its type column by column.
 var rowTypes = []rowType{
 	rowTypeOf("command_row", putCommand),
 	rowTypeOf("invoice_row", putInvoice),
-	rowTypeOf("operation_row", putOperation),
+	rowTypeOf("operation_row_2", putOperation),
 	rowTypeOf("entitlement_row", putEntitlement),
 	rowTypeOf("entry_row", putEntry),
-	rowTypeOf("attempt_row", putAttempt),
+	rowTypeOf("attempt_row_2", putAttempt),
 }
 
 func putCommand(buf []byte, p *pending) []byte {
@@ -195,7 +215,7 @@ func putInvoice(buf []byte, p *pending) []byte {
 }
 
 func putOperation(buf []byte, op *Operation) []byte {
-	r := newRecord(buf, 20)
+	r := newRecord(buf, 21)
 	r.text(op.TenantID)
 	r.text(op.IdempotencyKey)
 	r.smallint(int16(op.Kind))
@@ -222,6 +242,7 @@ func putOperation(buf []byte, op *Operation) []byte {
 	r.uuid(op.AttemptID)
 	r.origin(&op.Origin)
 	r.time(op.AppliedAt)
+	r.optionalTrue(op.Origin.Sampled)
 	return r.buf
 }
 
@@ -272,7 +293,7 @@ func putEntry(buf []byte, n *Entry) []byte {
 }
 
 func putAttempt(buf []byte, a *Attempt) []byte {
-	r := newRecord(buf, 17)
+	r := newRecord(buf, 19)
 	r.text(a.TenantID)
 	r.time(a.At)
 	r.uuid(a.ID)
@@ -286,5 +307,7 @@ func putAttempt(buf []byte, a *Attempt) []byte {
 	r.text(a.EntitlementType)
 	r.bigint(a.OperationVersion)
 	r.origin(&a.Origin)
+	r.optionalID(a.WinnerTraceID[:])
+	r.optionalInteger(a.PreviousTries)
 	return r.buf
 }

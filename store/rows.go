@@ -53,7 +53,7 @@ type operationRow struct {
 func (r *operationRow) destinations() []any {
 	return []any{&r.IdempotencyKey, &r.kind, &r.OwnerKey, &r.fingerprint, &r.Recipe, &r.InvoiceID, &r.entitlementID, &r.EntryNumber,
 		&r.invoiceState, &r.Invoice.Version, &r.Actor, &r.Reason, &r.attempt, &r.Origin.EventID, &r.Origin.Source,
-		&r.Origin.Caller, &r.traceID, &r.spanID, &r.AppliedAt}
+		&r.Origin.Caller, &r.traceID, &r.spanID, &r.AppliedAt, &r.Origin.Sampled}
 }
 
 // operation returns the row, or nil where the join found none.

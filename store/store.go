@@ -159,8 +159,8 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	q := newQueue(cfg.QueueLimit)
-	m, err := newMeters(cfg.MeterProvider, q.depth)
-	if err != nil {
+	m, err := newMeters(cfg.MeterProvider, q)
+	if err := errors.Join(err, s.observePools()); err != nil {
 		s.closePools()
 		return nil, err
 	}
@@ -172,6 +172,14 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+func (s *Store) observePools() error {
+	errs := []error{observePool(s.config.MeterProvider, s.reads, "reads"), observePool(s.config.MeterProvider, s.house, "house")}
+	if s.outbox != s.reads {
+		errs = append(errs, observePool(s.config.MeterProvider, s.outbox, "outbox"))
+	}
+	return errors.Join(errs...)
 }
 
 // houseConns are one for readiness and one for maintenance.

@@ -2,19 +2,60 @@ package store
 
 import (
 	"context"
+	"errors"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/baggage"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// Attributes of the spans of commits.
+// Attributes of the spans of calls and of commits.
 const (
-	keyAttribute  = attribute.Key("entitlement.idempotency_key")
-	keysAttribute = attribute.Key("entitlement.idempotency_keys")
-	sizeAttribute = attribute.Key("grantd.batch.size")
+	keyAttribute     = attribute.Key("entitlement.idempotency_key")
+	keysAttribute    = attribute.Key("entitlement.idempotency_keys")
+	tenantAttribute  = attribute.Key("entitlement.tenant_id")
+	eventAttribute   = attribute.Key("entitlement.event_id")
+	outcomeAttribute = attribute.Key("entitlement.outcome")
+	matchAttribute   = attribute.Key("entitlement.matched_by")
+	reasonAttribute  = attribute.Key("entitlement.reason")
+	sizeAttribute    = attribute.Key("grantd.batch.size")
+	// linkAttribute says on a link what it leads to: the winner's span, a call that a commit combined, or the commit of a call.
+	linkAttribute = attribute.Key("grantd.link")
 )
+
+// Describe puts the answer on a span of its call. Where an earlier attempt was met, the span links to that one's. A conflict is an error
+// there, though the call is not: somebody has to look at it.
+func (a *Answer) Describe(span trace.Span) {
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
+	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
+		span.SetAttributes(matchAttribute.String(a.MatchedBy.String()))
+	}
+	if a.Rejection != nil {
+		span.SetAttributes(reasonAttribute.String(a.Rejection.Reason.String()))
+	}
+	if a.Conflict != nil {
+		span.SetStatus(codes.Error, "conflicting payload")
+	}
+	if w := a.Winner(); w != nil && w.Origin.SpanContext().IsValid() {
+		span.AddLink(trace.Link{
+			SpanContext: w.Origin.SpanContext(),
+			Attributes:  []attribute.KeyValue{keyAttribute.String(w.IdempotencyKey), linkAttribute.String("winner")},
+		})
+	}
+}
+
+// SpanContext names the span that the arrival was recorded under; it is not valid where there was none.
+func (o *Origin) SpanContext() trace.SpanContext {
+	return trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: o.TraceID, SpanID: o.SpanID, TraceFlags: trace.TraceFlags(0).WithSampled(o.Sampled), Remote: true,
+	})
+}
 
 // maxTracedKeys bounds the keys that stand on the span of a combined transaction. Each call's own span has its key in any case.
 const maxTracedKeys = 128
@@ -41,10 +82,10 @@ func (c *committer) trace(batch []*pending) (context.Context, func(error)) {
 	if len(traced) == 0 {
 		return context.Background(), func(error) {}
 	}
-	size := trace.WithAttributes(sizeAttribute.Int(len(batch)))
+	size := sizeAttribute.Int(len(batch))
 	if len(batch) == 1 {
-		ctx, span := c.config.tracer.Start(context.WithoutCancel(traced[0].ctx), "grantd.commit", size)
-		return ctx, func(err error) { endSpan(span, err) }
+		ctx, span := traced[0].startCommit(c.config.tracer, size)
+		return ctx, func(err error) { traced[0].endCommit(span, err) }
 	}
 
 	keys := make([]string, 0, min(len(traced), maxTracedKeys))
@@ -55,37 +96,67 @@ func (c *committer) trace(batch []*pending) (context.Context, func(error)) {
 		}
 		links[i] = trace.Link{
 			SpanContext: trace.SpanContextFromContext(p.ctx),
-			Attributes:  []attribute.KeyValue{keyAttribute.String(p.command.IdempotencyKey)},
+			Attributes:  []attribute.KeyValue{keyAttribute.String(p.command.IdempotencyKey), linkAttribute.String("call")},
 		}
 	}
 	// Without baggage: one call's key must not stand on statements that serve many.
 	ctx := baggage.ContextWithoutBaggage(context.WithoutCancel(traced[0].ctx))
-	ctx, shared := c.config.tracer.Start(ctx, "grantd.combined_commit", size, trace.WithLinks(links...),
-		trace.WithAttributes(keysAttribute.StringSlice(keys)))
+	ctx, shared := c.config.tracer.Start(ctx, "grantd.combined_commit", trace.WithLinks(links...),
+		trace.WithAttributes(size, keysAttribute.StringSlice(keys)))
 	spans := make([]trace.Span, len(traced))
 	for i, p := range traced {
-		_, spans[i] = c.config.tracer.Start(p.ctx, "grantd.commit", size,
-			trace.WithAttributes(keyAttribute.String(p.command.IdempotencyKey)),
-			trace.WithLinks(trace.Link{SpanContext: shared.SpanContext()}))
+		_, spans[i] = p.startCommit(c.config.tracer, size)
+		spans[i].AddLink(trace.Link{
+			SpanContext: shared.SpanContext(), Attributes: []attribute.KeyValue{linkAttribute.String("combined commit")},
+		})
 	}
 	return ctx, func(err error) {
 		endSpan(shared, err)
-		for _, span := range spans {
-			endSpan(span, err)
+		for i, span := range spans {
+			traced[i].endCommit(span, err)
 		}
 	}
 }
 
+// startCommit starts the span of the call's share in a transaction.
+func (p *pending) startCommit(tracer trace.Tracer, size attribute.KeyValue) (context.Context, trace.Span) {
+	ctx, span := tracer.Start(context.WithoutCancel(p.ctx), "grantd.commit", trace.WithAttributes(size,
+		keyAttribute.String(p.command.IdempotencyKey), tenantAttribute.String(p.command.TenantID)))
+	if id := p.command.Origin.EventID; id != "" {
+		span.SetAttributes(eventAttribute.String(id))
+	}
+	return ctx, span
+}
+
+// endCommit ends it with the answer, unless the transaction or this command in it failed.
+func (p *pending) endCommit(span trace.Span, err error) {
+	switch failure := new(Failure); {
+	case err != nil:
+	case p.err == nil:
+		p.answer.Describe(span)
+	case errors.As(p.err, &failure):
+		span.SetStatus(codes.Error, failure.Reason)
+	default:
+		span.SetStatus(codes.Error, internalError)
+	}
+	endSpan(span, err)
+}
+
+const internalError = "internal error"
+
 // endSpan says what failed by its reason alone: an error's text may quote values. A transaction that is run again is no failure.
 func endSpan(span trace.Span, err error) {
 	if err != nil {
+		var fate unknownFate
 		switch what, reason := interpretError(err); {
+		case errors.As(err, &fate):
+			span.SetStatus(codes.Error, ReasonCommitUnknown)
 		case what == runAgain:
 			span.AddEvent("run again")
 		case reason != "":
 			span.SetStatus(codes.Error, reason)
 		default:
-			span.SetStatus(codes.Error, "internal error")
+			span.SetStatus(codes.Error, internalError)
 		}
 	}
 	span.End()

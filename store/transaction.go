@@ -13,11 +13,15 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// transaction runs a batch of commands in one PostgreSQL transaction, in three flights of pipelined statements:
+// transaction runs a batch of commands in one PostgreSQL transaction, in two flights of pipelined statements, or three where something
+// must be known before it is known what to lock:
 //
 //	BEGIN · what is known? read it, if anything is     who may write? Replays and refusals skip the next flight.
 //	lock the invoices, move them, read again           decide, without I/O
 //	append, turn, deliver, record · COMMIT             answer
+//
+// Grants of one invoice each are locked in the first flight, those alone of which nothing is known, and there is no second unless
+// something was.
 //
 // READ COMMITTED is set explicitly: each statement sees what was committed before it began, so what is read under the locks
 // has every winner that they waited for.
@@ -38,9 +42,11 @@ type transaction struct {
 	facts  []facts
 	// places are the commands of the batch that the flight under way is about.
 	places []int
-	// locked says that the first flight has locked already; movedRows is how many records moved when the locks were taken.
+	// locked says that the first flight has locked what is new; movedRows is how many records moved when the locks were taken.
 	locked    bool
 	movedRows int64
+	// replayed says that the batch before held replays.
+	replayed bool
 	// now is database time, read after the last wait.
 	now time.Time
 }
@@ -117,8 +123,10 @@ func (t *transaction) abandon(ctx context.Context, why error) error {
 // decide climbs the ladder for every command, and collects what is to be written.
 func (t *transaction) decide(batch []*pending) error {
 	t.out.reset()
+	t.replayed = false
 	for i, p := range batch {
 		f := &t.facts[i]
+		t.replayed = t.replayed || f.known != nil
 		f.now = t.now
 		id := ids{attempt: newID()}
 		if p.command.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && f.known == nil && f.entitlement == nil {

@@ -49,11 +49,11 @@ func (t *transaction) lock(ctx context.Context, batch []*pending) error {
 		}
 	}
 	t.places = lockers
-	if len(lockers) == 0 {
-		return nil
-	}
 	if t.locked {
 		return t.readUnmoved(ctx, batch, lockers)
+	}
+	if len(lockers) == 0 {
+		return nil
 	}
 	t.fold(batch, lockers)
 
@@ -104,8 +104,28 @@ func (t *transaction) readUnmoved(ctx context.Context, batch []*pending, lockers
 	if t.movedRows == int64(len(t.locks)) {
 		return nil
 	}
-	if err := t.readInvoices(ctx, batch, lockers); err != nil {
-		return err
+	if len(lockers) > 0 {
+		if err := t.readInvoices(ctx, batch, lockers); err != nil {
+			return err
+		}
+	}
+	if t.locked {
+		// What is known was read after the locks were taken. A record that moved for a command of which something is known now moved
+		// before its winner, which the lock waited for, was seen: that may not stay.
+		for _, i := range lockers {
+			f := &t.facts[i]
+			if f.moved {
+				t.movedRows--
+			}
+			if f.invoice.State == noState || f.invoice.Version < batch[i].command.Invoice.Version {
+				// Something was known of it when the locks were looked for, and was purged since: its evidence was left out.
+				return errRaced
+			}
+		}
+		if t.movedRows != 0 {
+			return errRaced
+		}
+		return nil
 	}
 	// A refusal inserts nothing, so no constraint would tell that a winner came between: it must be looked for.
 	for _, i := range lockers {
@@ -158,8 +178,8 @@ const (
        -- over the whole table.
  WHERE state <> 0 OR (SELECT true FROM invoices r WHERE r.tenant_id = c.tenant_id AND r.invoice_id = c.invoice_id)` + lockTail
 
-	// lockIfUnknownSQL does so for one grant, unless its key or its effect is taken: then it may travel with the question whether
-	// it is, and an idle service saves a round trip.
+	// lockIfUnknownSQL does so for grants of one invoice each, but for those whose key or effect is taken: it needs no question before
+	// it, and where every record is moved, none after it.
 	lockIfUnknownSQL = lockHead + `
   FROM unnest($1::invoice_row[]) AS c
  WHERE NOT EXISTS (SELECT FROM operations o WHERE o.tenant_id = c.tenant_id AND o.idempotency_key = c.idempotency_key)

@@ -40,9 +40,9 @@ func (t *transaction) readOnInvoice(ctx context.Context, batch []*pending, place
 	})
 }
 
-// read is the first flight. Replays and refusals are answered from it without a lock, and it tells who needs one. Most
-// commands are new, so it asks first of which anything is known, and only then what. A grant that comes alone is locked in the same
-// flight, if nothing is known of it.
+// read is the first flight. Grants of one invoice each, as most batches hold, are locked in it, unless something is known of
+// them; where all of them are new and move their records, nothing is left to be read. What is known is read behind the locks, and so
+// shows the winners that they waited for.
 func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	t.places = t.places[:0]
 	for i := range batch {
@@ -50,41 +50,74 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	}
 	t.facts = slices.Grow(t.facts[:0], len(batch))[:len(batch)]
 	clear(t.facts)
-	first := &batch[0].command
-	alone := len(batch) == 1 && first.Kind == entitlementv1.OperationKind_OPERATION_KIND_GRANT && first.refusal(t.catalog) == nil
-	t.locked = false
+	t.locked = !t.replayed && !slices.ContainsFunc(batch, func(p *pending) bool {
+		return p.command.Kind != entitlementv1.OperationKind_OPERATION_KIND_GRANT || p.command.refusal(t.catalog) != nil
+	})
+	if t.locked {
+		t.fold(batch, t.places)
+		t.locked = len(t.locks) == len(batch)
+	}
 
 	var b pgx.Batch
 	b.Queue(beginSQL)
 	if t.lockTimeout > 0 {
 		b.Queue(lockTimeoutSQL, strconv.FormatInt(t.lockTimeout.Milliseconds(), 10))
 	}
-	b.Queue(findKnownSQL, batch)
-	if alone {
-		t.fold(batch, t.places)
-		b.Queue(lockIfUnknownSQL, t.locks)
+	if !t.locked {
+		return t.readUnlocked(ctx, batch, &b)
 	}
+	preamble := b.Len()
+	b.Queue(lockIfUnknownSQL, t.locks)
 	b.Queue(clockSQL)
 	results := t.session.conn.SendBatch(ctx, &b)
 	defer results.Close()
-	if _, err := results.Exec(); err != nil {
+	if err := skip(results, preamble); err != nil {
 		return err
 	}
-	if t.lockTimeout > 0 {
-		if _, err := results.Exec(); err != nil {
-			return err
-		}
-	}
-	known, err := scanPlaces(results, t.places[:0])
+	tag, err := results.Exec()
 	if err != nil {
 		return err
 	}
-	if alone {
-		tag, err := results.Exec()
-		if err != nil {
-			return err
-		}
-		t.locked, t.movedRows = len(known) == 0, tag.RowsAffected()
+	t.movedRows = tag.RowsAffected()
+	if err := results.QueryRow().Scan(&t.now); err != nil {
+		return err
+	}
+	if err := results.Close(); err != nil {
+		return err
+	}
+	if t.movedRows == int64(len(batch)) {
+		return nil
+	}
+	clear(t.facts)
+	return t.readFacts(ctx, batch, t.places)
+}
+
+// readUnlocked is the first flight of other batches. Where the batch before held replays, more will come, and what is known is read at
+// once; else it asks first of which commands anything is. Replays and refusals are answered from that without a lock.
+func (t *transaction) readUnlocked(ctx context.Context, batch []*pending, b *pgx.Batch) error {
+	clear(t.facts)
+	preamble, atOnce := b.Len(), t.replayed
+	if atOnce {
+		t.choose(batch, t.places)
+		b.Queue(readFactsSQL, t.chosen)
+	} else {
+		b.Queue(findKnownSQL, batch)
+	}
+	b.Queue(clockSQL)
+	results := t.session.conn.SendBatch(ctx, b)
+	defer results.Close()
+	if err := skip(results, preamble); err != nil {
+		return err
+	}
+	known := t.places
+	var err error
+	if atOnce {
+		err = t.scanFacts(results, known)
+	} else {
+		known, err = scanPlaces(results, known[:0])
+	}
+	if err != nil {
+		return err
 	}
 	if err := results.QueryRow().Scan(&t.now); err != nil {
 		return err
@@ -92,8 +125,20 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	if err := results.Close(); err != nil || len(known) == 0 {
 		return err
 	}
-	clear(t.facts)
-	return t.readFacts(ctx, batch, known)
+	if !atOnce {
+		return t.readFacts(ctx, batch, known)
+	}
+	return t.readReplayed(ctx, batch, known)
+}
+
+// skip takes the answers of statements that return nothing of interest.
+func skip(results pgx.BatchResults, statements int) error {
+	for range statements {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // findKnownSQL returns the positions of the commands of which anything may be known.
@@ -136,7 +181,11 @@ func (t *transaction) readFacts(ctx context.Context, batch []*pending, places []
 	if err := results.Close(); err != nil {
 		return err
 	}
-	// What is new reads them under the lock.
+	return t.readReplayed(ctx, batch, places)
+}
+
+// readReplayed reads what only replays need. What is new reads it under the lock.
+func (t *transaction) readReplayed(ctx context.Context, batch []*pending, places []int) error {
 	replays := slices.DeleteFunc(slices.Clone(places), func(i int) bool { return t.facts[i].known == nil })
 	return t.readOnInvoice(ctx, batch, replays)
 }
@@ -149,13 +198,13 @@ const (
        COALESCE(w.idempotency_key, ''), COALESCE(w.kind, 0), COALESCE(w.owner_key, ''), COALESCE(w.fingerprint, ''), COALESCE(w.recipe, 0),
        COALESCE(w.invoice_id, ''), w.entitlement_id, COALESCE(w.entry_number, 0), COALESCE(w.invoice_state, 0),
        COALESCE(w.invoice_version, 0), COALESCE(w.actor, ''), COALESCE(w.reason, ''), w.attempt_id, COALESCE(w.event_id, ''),
-       COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch')`
+       COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch'), COALESCE(w.trace_sampled, false)`
 
 	factsColumns = `
        COALESCE(o.idempotency_key, ''), COALESCE(o.kind, 0), COALESCE(o.owner_key, ''), COALESCE(o.fingerprint, ''), COALESCE(o.recipe, 0),
        COALESCE(o.invoice_id, ''), o.entitlement_id, COALESCE(o.entry_number, 0), COALESCE(o.invoice_state, 0),
        COALESCE(o.invoice_version, 0), COALESCE(o.actor, ''), COALESCE(o.reason, ''), o.attempt_id, COALESCE(o.event_id, ''),
-       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'),` + operationColumnsSQL + `,
+       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'), COALESCE(o.trace_sampled, false),` + operationColumnsSQL + `,
        e.entitlement_id, COALESCE(e.invoice_id, ''), COALESCE(e.entitlement_type, ''), COALESCE(e.operation_version, 0), e.scope,
        e.quantity, e.starts_at, e.expires_at, COALESCE(e.fingerprint, ''), COALESCE(e.recipe, 0), COALESCE(e.operation_key, ''),
        COALESCE(e.granted_at, 'epoch'), e.ends_at, COALESCE(e.state, 0), COALESCE(e.version, 0), COALESCE(e.changed_at, 'epoch'),

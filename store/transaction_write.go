@@ -69,6 +69,10 @@ func (o *output) add(c *Command, a *Answer, ch *change, attempt uuid.UUID, now t
 		TenantID: c.TenantID, At: now, ID: attempt, IdempotencyKey: c.IdempotencyKey, Kind: c.Kind,
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, DifferingFields: a.Conflict.fields(),
 		InvoiceID: b.InvoiceID, EntitlementType: b.EntitlementType, OperationVersion: b.OperationVersion, Origin: c.Origin,
+		PreviousTries: c.PreviousTries,
+	}
+	if w := a.Winner(); w != nil {
+		row.WinnerTraceID = w.Origin.TraceID
 	}
 	if a.Rejection != nil {
 		row.Reason = a.Rejection.Reason
@@ -110,8 +114,9 @@ func (o *output) queue(b *pgx.Batch) {
 
 const insertOperationsSQL = `
 INSERT INTO operations (tenant_id, idempotency_key, kind, owner_key, fingerprint, recipe, invoice_id, entitlement_id, entry_number,
-       invoice_state, invoice_version, actor, reason, attempt_id, event_id, source, caller, trace_id, span_id, applied_at)
-SELECT * FROM unnest($1::operation_row[])`
+       invoice_state, invoice_version, actor, reason, attempt_id, event_id, source, caller, trace_id, span_id, applied_at,
+       trace_sampled)
+SELECT * FROM unnest($1::operation_row_2[])`
 
 func byOperationKey(a, b *Operation) int {
 	return cmp.Or(strings.Compare(a.TenantID, b.TenantID), strings.Compare(a.IdempotencyKey, b.IdempotencyKey))
@@ -178,8 +183,8 @@ func byEntry(a, b *Entry) int {
 
 const insertAttemptsSQL = `
 INSERT INTO attempts (tenant_id, at, attempt_id, idempotency_key, kind, outcome, matched_by, reason, differing_fields,
-       invoice_id, entitlement_type, operation_version, event_id, source, caller, trace_id, span_id)
-SELECT * FROM unnest($1::attempt_row[])`
+       invoice_id, entitlement_type, operation_version, event_id, source, caller, trace_id, span_id, winner_trace_id, previous_tries)
+SELECT * FROM unnest($1::attempt_row_2[])`
 
 func byAttempt(a, b *Attempt) int {
 	return cmp.Or(strings.Compare(a.TenantID, b.TenantID), bytes.Compare(a.ID[:], b.ID[:]))

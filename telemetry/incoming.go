@@ -24,7 +24,7 @@ func RemoteSpan(ctx context.Context) trace.SpanContext {
 
 // PreviousAttempts returns gRPC's count of the tries of this call that its client made before this one, 0 where the client
 // does not say, or says no number.
-func PreviousAttempts(ctx context.Context) int {
+func PreviousAttempts(ctx context.Context) int32 {
 	count := incoming(ctx, "grpc-previous-rpc-attempts")
 	if count == "" {
 		return 0
@@ -33,7 +33,7 @@ func PreviousAttempts(ctx context.Context) int {
 	if err != nil {
 		return 0
 	}
-	return int(n)
+	return int32(n)
 }
 
 // incoming returns the first value of a metadata key, which must be in lower case.

@@ -75,7 +75,7 @@ func TestPreviousAttempts_OfARealRetry(t *testing.T) {
 	clearEnvironment(t)
 	const policy = `{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 4, "initialBackoff": "0.001s",
 		"maxBackoff": "0.001s", "backoffMultiplier": 1, "retryableStatusCodes": ["UNAVAILABLE"]}}]}`
-	var got []int
+	var got []int32
 	b := start(t, func(*telemetry.Telemetry) handler {
 		return func(ctx context.Context, _ *entitlementv1.GrantEntitlementRequest) error {
 			got = append(got, telemetry.PreviousAttempts(ctx))

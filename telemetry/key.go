@@ -28,13 +28,17 @@ const (
 // (grantd.baggage.keys_replaced) and noted on the span (grantd.baggage.key_replaced). Nothing that is wrong with baggage fails a call:
 // where it is full, the longest of the other members give way.
 //
-// Where the call's span is not recorded, or there is no key, it returns ctx.
+// Where there is no key, or the call's span is not recorded and there is nothing to replace, it returns ctx.
 func (t *Telemetry) WithKey(ctx context.Context, key string) context.Context {
-	span := trace.SpanFromContext(ctx)
-	if key == "" || !span.IsRecording() {
+	if key == "" {
 		return ctx
 	}
-	if claimed := baggage.FromContext(ctx).Member(KeyName).Value(); claimed != "" && claimed != key {
+	span := trace.SpanFromContext(ctx)
+	claimed := baggage.FromContext(ctx).Member(KeyName).Value()
+	if !span.IsRecording() && (claimed == "" || claimed == key) {
+		return ctx
+	}
+	if claimed != "" && claimed != key {
 		t.counters.keysReplaced.Add(ctx, 1)
 		span.SetAttributes(attribute.Bool("grantd.baggage.key_replaced", true))
 	}

@@ -156,6 +156,12 @@ func TestWithKey_CallerDoesNotRecord(t *testing.T) {
 	if !same {
 		t.Error("another context")
 	}
+	// Only where it says another key there is something to do: log lines would name that one.
+	spoofed := metadata.AppendToOutgoingContext(t.Context(), "traceparent", unsampled, "baggage", telemetry.KeyName+"=other")
+	b.grant(t, spoofed, "unsampled")
+	if got := sample(t, b.Telemetry, "grantd_baggage_keys_replaced_total"); same || got != "1" {
+		t.Errorf("another key: the same context is %t, %s replaced", same, got)
+	}
 	b.grant(t, t.Context(), "sampled")
 	b.finish(t)
 	if spans := b.collector.Spans(); len(spans) != 1 || spans[0].Attribute(telemetry.KeyName) != "sampled" {

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 
@@ -62,5 +63,12 @@ func newCounters(meter metric.Meter) (counters, error) {
 		metric.WithDescription("Baggage members of callers that gave way to the idempotency key."))
 	c.spansLost, errs[3] = meter.Int64Counter("grantd.trace.spans_lost", metric.WithUnit("{span}"),
 		metric.WithDescription("Spans that the OTLP endpoint did not take."))
-	return c, errors.Join(errs[:]...)
+	err := errors.Join(errs[:]...)
+	if err == nil {
+		// From zero on, so that the first one is seen to have come.
+		for _, counter := range []metric.Int64Counter{c.keysReplaced, c.keysDropped, c.membersEvicted, c.spansLost} {
+			counter.Add(context.Background(), 0)
+		}
+	}
+	return c, err
 }

@@ -11,7 +11,7 @@ import (
 // ServerHandler returns what makes the spans of a gRPC server's calls, nil while tracing is off. Health, reflection and the rest of
 // gRPC's own services make none.
 //
-// It makes no metrics: they would be there only while tracing is on, and the store counts what grantd did.
+// It makes no metrics, which would be there only while tracing is on: the server measures its calls itself.
 func (t *Telemetry) ServerHandler() stats.Handler {
 	if !t.tracing {
 		return nil

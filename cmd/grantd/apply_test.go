@@ -3,7 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/pem"
+	"io"
+	"log"
 	"net"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,7 +134,7 @@ func TestTarget_Refusals(t *testing.T) {
 		"no port":               {target{Addr: "127.0.0.1"}, "--addr: "},
 		"plaintext and TLS":     {target{Addr: "127.0.0.1:1", InsecurePlaintext: true, CA: "x"}, "--insecure-plaintext contradicts"},
 		"no certificate":        {target{Addr: "127.0.0.1:1", CA: noCertificate}, "--ca: "},
-		"certificate, no key":   {target{Addr: "127.0.0.1:1", Cert: noCertificate}, "--cert and --key: "},
+		"certificate, no key":   {target{Addr: "127.0.0.1:1", Cert: noCertificate}, "--cert and --cert-key: "},
 		"authority is not read": {target{Addr: "127.0.0.1:1", CA: filepath.Join(t.TempDir(), "none")}, "open "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,6 +146,32 @@ func TestTarget_Refusals(t *testing.T) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// Whoever has the wrong certificate or address is helped by the reason alone.
+func TestTarget_TellsWhyNoServerAnswers(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewUnstartedServer(nil)
+	server.EnableHTTP2 = true
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.StartTLS()
+	defer server.Close()
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := target{Addr: "localhost:" + port, CA: ca}
+	conn, err := other.dial(t.Context())
+	if err == nil {
+		conn.Close()
+	}
+	if err == nil || !strings.HasPrefix(err.Error(), "no server answers at localhost:") || !strings.Contains(err.Error(), "not localhost") {
+		t.Errorf("error %v", err)
 	}
 }
 

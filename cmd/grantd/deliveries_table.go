@@ -55,6 +55,7 @@ func (t *table) write(w io.Writer) error {
 
 // cut shortens text to a number of characters.
 func cut(s string, columns int) string {
+	s = visible(s)
 	if r := []rune(s); len(r) > columns {
 		return string(r[:columns-1]) + "…"
 	}
@@ -140,7 +141,7 @@ func fields(w io.Writer, pairs ...string) error {
 	const nameColumns = 16
 	for i := 0; i < len(pairs); i += 2 {
 		name := pairs[i]
-		for value := []rune(pairs[i+1]); len(value) > 0; name = "" {
+		for value := []rune(visible(pairs[i+1])); len(value) > 0; name = "" {
 			line := value[:min(len(value), terminalColumns-nameColumns)]
 			value = value[len(line):]
 			if _, err := fmt.Fprintf(w, "%-*s%s\n", nameColumns, name, string(line)); err != nil {
@@ -235,12 +236,19 @@ func writeMessage(w io.Writer, m proto.Message) error {
 	if err != nil {
 		return err
 	}
-	// protojson varies its spaces on purpose; what people read and compare should not.
-	var out bytes.Buffer
-	if err := json.Indent(&out, raw, "", "  "); err != nil {
+	return writeIndented(w, raw)
+}
+
+// writeIndented prints JSON in one form: protojson varies its spaces on purpose, which people who read and compare should not see.
+func writeIndented(w io.Writer, raw []byte) error {
+	var compact, out bytes.Buffer
+	if err := json.Compact(&compact, raw); err != nil {
+		return err
+	}
+	if err := json.Indent(&out, []byte(visible(compact.String())), "", "  "); err != nil {
 		return err
 	}
 	out.WriteByte('\n')
-	_, err = out.WriteTo(w)
+	_, err := out.WriteTo(w)
 	return err
 }

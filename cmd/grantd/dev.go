@@ -140,4 +140,7 @@ Another payload under the same key is OUTCOME_CONFLICTING_PAYLOAD, and changes n
 What happened to every attempt, and to every event on its way out:
   grpcurl -plaintext -d '{"tenantId":"demo","idempotencyKey":"billing:grant:%[2]s:team_access","view":"OPERATION_VIEW_FULL"}' %[1]s entitlement.v1.EntitlementService/GetOperation
 
+The same as a story, in the order of time:
+  go run ./cmd/grantd explain --addr %[1]s --tenant demo --key billing:grant:%[2]s:team_access
+
 `

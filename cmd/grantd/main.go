@@ -35,6 +35,7 @@ type config struct {
 	Migrate    migrateCmd    `cmd:"" help:"Bring the database up to date, and stop."`
 	Apply      applyCmd      `cmd:"" help:"Send a file of requests to a server, and count or check the answers."`
 	Deliveries deliveriesCmd `cmd:"" help:"Look after deliveries: what waits for an operator, and what is done about it."`
+	Explain    explainCmd    `cmd:"" help:"Tell an operation's whole story: every attempt, the ledger, deliveries, and what a replay would be told."`
 	Bench      benchCmd      `cmd:"" help:"Measure a server, or a server beside pgbench."`
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 }

@@ -56,6 +56,11 @@ type service struct {
 	LogLevel  string `default:"info" enum:"debug,info,warn,error" help:"debug, info, warn or error." env:"GRANTD_LOG_LEVEL"`
 }
 
+// Help is what --help says before the flags.
+func (service) Help() string {
+	return "OpenTelemetry's own variables turn tracing on: OTEL_EXPORTER_OTLP_ENDPOINT, and the others of docs/tracing.md."
+}
+
 func (c *serveCmd) run(ctx context.Context, io stdio) error {
 	pending, err := migrations.Pending(ctx, c.DatabaseURL)
 	if err != nil {
@@ -216,7 +221,7 @@ func (c *service) logger(w io.Writer) (*slog.Logger, error) {
 	}
 	options := &slog.HandlerOptions{Level: level}
 	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, options)), nil
+		return slog.New(telemetry.LogHandler(slog.NewJSONHandler(w, options))), nil
 	}
-	return slog.New(slog.NewTextHandler(w, options)), nil
+	return slog.New(telemetry.LogHandler(slog.NewTextHandler(w, options))), nil
 }

@@ -14,14 +14,16 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 )
 
 // target is the server that a command calls.
 type target struct {
-	Addr              string `help:"Server, host:port. Loopback is called in plaintext unless --ca, --cert or --key is given, all else with TLS." default:"127.0.0.1:50051" env:"GRANTD_ADDR"`
+	Addr              string `help:"Server, host:port. Loopback is called in plaintext unless --ca, --cert or --cert-key is given, all else with TLS." default:"127.0.0.1:50051" env:"GRANTD_ADDR"`
 	CA                string `name:"ca" help:"PEM file of the authority that signed the server's certificate; without it, the system's." type:"path" env:"GRANTD_CA"`
 	Cert              string `help:"PEM file of the certificate that tells the server who calls." type:"path" env:"GRANTD_CERT"`
-	Key               string `help:"PEM file of its private key." type:"path" env:"GRANTD_KEY"`
+	CertKey           string `help:"PEM file of its private key." type:"path" env:"GRANTD_CERT_KEY"`
 	InsecurePlaintext bool   `help:"Call a server that is not on loopback in plaintext." env:"GRANTD_INSECURE_PLAINTEXT"`
 }
 
@@ -38,10 +40,25 @@ func (t *target) dial(ctx context.Context, options ...grpc.DialOption) (*grpc.Cl
 	if err != nil {
 		return nil, err
 	}
-	if !ready(ctx, conn) {
-		return nil, errors.Join(fmt.Errorf("no server answers at %s", t.Addr), ctx.Err(), conn.Close())
+	if ready(ctx, conn) {
+		return conn, nil
+	}
+	if err := refusal(conn); err != nil {
+		return nil, errors.Join(fmt.Errorf("no server answers at %s: %w", t.Addr, err), conn.Close())
 	}
 	return conn, nil
+}
+
+// refusal is why there is no connection, nil when there is one after all. gRPC tells it to calls alone.
+func refusal(conn *grpc.ClientConn) error {
+	// The caller's time may be over.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+	if err == nil || conn.GetState() == connectivity.Ready {
+		return nil
+	}
+	return errors.New(status.Convert(err).Message())
 }
 
 func ready(ctx context.Context, conn *grpc.ClientConn) bool {
@@ -64,10 +81,10 @@ func (t *target) credentials() (credentials.TransportCredentials, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--addr: %w", err)
 	}
-	withTLS := t.CA != "" || t.Cert != "" || t.Key != ""
+	withTLS := t.CA != "" || t.Cert != "" || t.CertKey != ""
 	switch {
 	case t.InsecurePlaintext && withTLS:
-		return nil, errors.New("--insecure-plaintext contradicts --ca, --cert and --key")
+		return nil, errors.New("--insecure-plaintext contradicts --ca, --cert and --cert-key")
 	case t.InsecurePlaintext, !withTLS && isLoopback(host):
 		return insecure.NewCredentials(), nil
 	}
@@ -82,10 +99,10 @@ func (t *target) credentials() (credentials.TransportCredentials, error) {
 			return nil, fmt.Errorf("--ca: %s holds no certificate", t.CA)
 		}
 	}
-	if t.Cert != "" || t.Key != "" {
-		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if t.Cert != "" || t.CertKey != "" {
+		pair, err := tls.LoadX509KeyPair(t.Cert, t.CertKey)
 		if err != nil {
-			return nil, fmt.Errorf("--cert and --key: %w", err)
+			return nil, fmt.Errorf("--cert and --cert-key: %w", err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}

@@ -55,7 +55,14 @@ type Attempt struct {
 	// The trace of this attempt, 32 hexadecimal digits; empty when it had none.
 	TraceId string `protobuf:"bytes,14,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
 	// The span of this attempt, 16 hexadecimal digits; empty when it had none.
-	SpanId        string `protobuf:"bytes,15,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	SpanId string `protobuf:"bytes,15,opt,name=span_id,json=spanId,proto3" json:"span_id,omitempty"`
+	// The trace of the winning attempt, 32 hexadecimal digits, for ALREADY_APPLIED and CONFLICTING_PAYLOAD: the trace that this attempt's
+	// span links to. Empty for the winner itself, for REJECTED, and when the winner had none.
+	WinnerTraceId string `protobuf:"bytes,16,opt,name=winner_trace_id,json=winnerTraceId,proto3" json:"winner_trace_id,omitempty"`
+	// How often the client's gRPC library had tried this very call before, as it said in grpc-previous-rpc-attempts; 0 for the first
+	// try. Tries that reached the database are attempts of their own, the others left nothing but this count. A replay that is a call of its
+	// own starts at 0 again.
+	PreviousTries int32 `protobuf:"varint,17,opt,name=previous_tries,json=previousTries,proto3" json:"previous_tries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -195,6 +202,20 @@ func (x *Attempt) GetSpanId() string {
 	return ""
 }
 
+func (x *Attempt) GetWinnerTraceId() string {
+	if x != nil {
+		return x.WinnerTraceId
+	}
+	return ""
+}
+
+func (x *Attempt) GetPreviousTries() int32 {
+	if x != nil {
+		return x.PreviousTries
+	}
+	return 0
+}
+
 // Alias is a later key that asked for an effect that was already there, and was told so. It is bound to the winner: a
 // replay under it gets ALREADY_APPLIED by IDEMPOTENCY_KEY for as long as it is kept, 400 days unless configured.
 type Alias struct {
@@ -255,7 +276,7 @@ var File_entitlement_v1_attempt_proto protoreflect.FileDescriptor
 
 const file_entitlement_v1_attempt_proto_rawDesc = "" +
 	"\n" +
-	"\x1centitlement/v1/attempt.proto\x12\x0eentitlement.v1\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x04\n" +
+	"\x1centitlement/v1/attempt.proto\x12\x0eentitlement.v1\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x99\x05\n" +
 	"\aAttempt\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12*\n" +
@@ -275,7 +296,9 @@ const file_entitlement_v1_attempt_proto_rawDesc = "" +
 	"\x06source\x18\f \x01(\tR\x06source\x12\x16\n" +
 	"\x06caller\x18\r \x01(\tR\x06caller\x12\x19\n" +
 	"\btrace_id\x18\x0e \x01(\tR\atraceId\x12\x17\n" +
-	"\aspan_id\x18\x0f \x01(\tR\x06spanId\"g\n" +
+	"\aspan_id\x18\x0f \x01(\tR\x06spanId\x12&\n" +
+	"\x0fwinner_trace_id\x18\x10 \x01(\tR\rwinnerTraceId\x12%\n" +
+	"\x0eprevious_tries\x18\x11 \x01(\x05R\rpreviousTries\"g\n" +
 	"\x05Alias\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x125\n" +
 	"\bbound_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aboundAtB;Z9github.com/grantd/grantd/gen/entitlement/v1;entitlementv1b\x06proto3"

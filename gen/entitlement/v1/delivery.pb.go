@@ -853,9 +853,9 @@ type DeliveryStory struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The delivery as it is now.
 	Delivery *Delivery `protobuf:"bytes,1,opt,name=delivery,proto3" json:"delivery,omitempty"`
-	// Every call, oldest first; at most the latest 1,000.
+	// Every call, oldest first; at most the latest 500, in an answer of many deliveries those of all together.
 	Attempts []*DeliveryAttempt `protobuf:"bytes,2,rep,name=attempts,proto3" json:"attempts,omitempty"`
-	// Every operator's action, oldest first; at most the latest 1,000.
+	// Every operator's action, oldest first; at most the latest 500, in an answer of many deliveries those of all together.
 	Actions       []*OperatorAction `protobuf:"bytes,3,rep,name=actions,proto3" json:"actions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

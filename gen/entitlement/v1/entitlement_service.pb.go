@@ -627,7 +627,8 @@ type GetOperationResponse struct {
 	// The number of the entitlement's last entry now.
 	CurrentVersion int64 `protobuf:"varint,7,opt,name=current_version,json=currentVersion,proto3" json:"current_version,omitempty"`
 	// FULL: every attempt kept under the operation's key and its aliases, oldest first, at most the latest 500; also where there
-	// is no operation, and only refusals or conflicts are known.
+	// is no operation, and only refusals or conflicts are known. A look-up by business key adds those that asked for the effect under
+	// other keys, conflicts for example.
 	Attempts []*Attempt `protobuf:"bytes,8,rep,name=attempts,proto3" json:"attempts,omitempty"`
 	// FULL: the later keys bound to this operation, oldest first, at most the latest 500.
 	Aliases []*Alias `protobuf:"bytes,9,rep,name=aliases,proto3" json:"aliases,omitempty"`
@@ -636,10 +637,13 @@ type GetOperationResponse struct {
 	// The stored result of RecordInvoiceState, unless NOT_APPLIED or CONFLICTING_PAYLOAD.
 	Recorded *RecordedInvoice `protobuf:"bytes,11,opt,name=recorded,proto3" json:"recorded,omitempty"`
 	// FULL: the deliveries of these entries that are kept, in the order of the entries, then of the destinations; at most the latest
-	// 1,000.
+	// 500.
 	Deliveries []*DeliveryStory `protobuf:"bytes,12,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
-	// FULL: who was to be told of these entries, and whether they were; also when the deliveries are removed. At most the latest 1,000.
+	// FULL: who was to be told of these entries, and whether they were; also when the deliveries are removed. At most the latest 500.
 	Notifications []*Notification `protobuf:"bytes,13,rep,name=notifications,proto3" json:"notifications,omitempty"`
+	// FULL: something of these lists was left out, always the oldest: there is more than each may hold, or the whole would not have
+	// fit in the 4 MiB that clients accept.
+	Truncated     bool `protobuf:"varint,14,opt,name=truncated,proto3" json:"truncated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -763,6 +767,13 @@ func (x *GetOperationResponse) GetNotifications() []*Notification {
 		return x.Notifications
 	}
 	return nil
+}
+
+func (x *GetOperationResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
 }
 
 // GetEntitlementRequest names an entitlement by id or by effect.
@@ -2474,7 +2485,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12+\n" +
 	"\x05grant\x18\x04 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x121\n" +
 	"\x04view\x18\x05 \x01(\x0e2\x1d.entitlement.v1.OperationViewR\x04viewB\x06\n" +
-	"\x04name\"\xf8\x05\n" +
+	"\x04name\"\x96\x06\n" +
 	"\x14GetOperationResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -2492,7 +2503,8 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\n" +
 	"deliveries\x18\f \x03(\v2\x1d.entitlement.v1.DeliveryStoryR\n" +
 	"deliveries\x12B\n" +
-	"\rnotifications\x18\r \x03(\v2\x1c.entitlement.v1.NotificationR\rnotifications\"\xa7\x01\n" +
+	"\rnotifications\x18\r \x03(\v2\x1c.entitlement.v1.NotificationR\rnotifications\x12\x1c\n" +
+	"\ttruncated\x18\x0e \x01(\bR\ttruncated\"\xa7\x01\n" +
 	"\x15GetEntitlementRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12'\n" +
 	"\x0eentitlement_id\x18\x02 \x01(\tH\x00R\rentitlementId\x12@\n" +

@@ -12,8 +12,11 @@ import (
 const (
 	baseClients   = 32  // of pgbench, in the comparison
 	preloadCaller = 128 // callers of the point that compares a full database with an empty one
+	bulkClients   = 2   // of pgbench, with a thousand grants in a transaction
 	replayed      = 20_000
-	warmUp        = 5 * time.Second
+	// telemetryCallers are those of the point that compares servers with and without telemetry.
+	telemetryCallers = 128
+	warmUp           = 5 * time.Second
 )
 
 // CompareOptions say what is compared and for how long.
@@ -86,6 +89,21 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	if err != nil {
 		return nil, err
 	}
+	collector, err := startCollector()
+	if err != nil {
+		return nil, err
+	}
+	defer collector.stop()
+	dark, err := serveDatabase(ctx, empty.url, o, "OTEL_SDK_DISABLED=true")
+	if err != nil {
+		return nil, err
+	}
+	defer dark.close()
+	traced, err := serveDatabase(ctx, empty.url, o, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+collector.addr)
+	if err != nil {
+		return nil, err
+	}
+	defer traced.close()
 	var full *database
 	if o.Preload > 0 {
 		if full, err = newDatabase(ctx, postgres, name+"_full", o); err != nil {
@@ -100,25 +118,31 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 		Machine: readMachine(postgres.Version()), Settings: settings, Seconds: o.Duration.Seconds(), Rounds: o.Rounds,
 		Preload: o.Preload, Results: make(map[string][]*Result),
 	}
-	return c, c.measure(ctx, o, base, empty, full)
+	return c, c.measure(ctx, o, base, &databases{empty: empty, dark: dark, traced: traced, full: full})
 }
 
-func (c *Comparison) measure(ctx context.Context, o CompareOptions, base *pgbench, empty, full *database) error {
+// databases are those that a comparison measures. dark is a server on the empty one that has no telemetry at all, traced one that exports a
+// span of every call, and full is nil where no database was filled.
+type databases struct {
+	empty, dark, traced, full *database
+}
+
+func (c *Comparison) measure(ctx context.Context, o CompareOptions, base *pgbench, on *databases) error {
 	warm := Point{Callers: baseClients, Duration: warmUp}
-	if _, err := empty.load.Run(ctx, warm); err != nil {
-		return err
+	for _, d := range []*database{on.empty, on.dark, on.traced, on.full} {
+		if d == nil {
+			continue
+		}
+		if _, err := d.load.Run(ctx, warm); err != nil {
+			return err
+		}
 	}
 	if _, err := base.run(ctx, baseClients, warmUp); err != nil {
 		return err
 	}
-	if full != nil {
-		if _, err := full.load.Run(ctx, warm); err != nil {
-			return err
-		}
-	}
-	steps := compareSteps(o, base, empty, full)
+	steps := compareSteps(o, base, on)
 	for round := range o.Rounds {
-		if err := execute(ctx, empty.url, emptySQL, "CHECKPOINT"); err != nil {
+		if err := execute(ctx, on.empty.url, emptySQL, "CHECKPOINT"); err != nil {
 			return err
 		}
 		for i := range steps {
@@ -150,7 +174,7 @@ func (c *Comparison) measure(ctx context.Context, o CompareOptions, base *pgbenc
 }
 
 // compareSteps puts pgbench's measurement among grantd's.
-func compareSteps(o CompareOptions, base *pgbench, empty, full *database) []step {
+func compareSteps(o CompareOptions, base *pgbench, on *databases) []step {
 	pgbenchStep := func(clients int) step {
 		return step{pgbenchName(clients), func(ctx context.Context) (*Result, error) { return base.run(ctx, clients, o.Duration) }}
 	}
@@ -168,16 +192,25 @@ func compareSteps(o CompareOptions, base *pgbench, empty, full *database) []step
 	var steps []step
 	steps = append(steps, pgbenchStep(baseClients))
 	for _, p := range []Point{unary(32), unary(128), unary(512), {Callers: 2, Batch: MaxBatch}, {Callers: 32, Replay: true}} {
-		steps = append(steps, loadStep(empty, p.Name(), p))
+		steps = append(steps, loadStep(on.empty, p.Name(), p))
 	}
-	steps = append(steps, pgbenchStep(1), loadStep(empty, unary(1).Name(), unary(1)))
-	if full != nil {
-		steps = append(steps, loadStep(full, preloadedName(o.Preload), unary(preloadCaller)))
+	steps = append(steps,
+		step{pgbenchBulkName, func(ctx context.Context) (*Result, error) { return base.runBulk(ctx, bulkClients, o.Duration) }},
+		pgbenchStep(1), loadStep(on.empty, unary(1).Name(), unary(1)),
+		loadStep(on.dark, darkName, unary(telemetryCallers)), loadStep(on.traced, tracedName, unary(telemetryCallers)))
+	if on.full != nil {
+		steps = append(steps, loadStep(on.full, preloadedName(o.Preload), unary(preloadCaller)))
 	}
 	return steps
 }
 
 func unary(callers int) Point { return Point{Callers: callers} }
+
+var (
+	pgbenchBulkName = fmt.Sprintf("pgbench, %d clients, %s grants a transaction", bulkClients, thousands(MaxBatch))
+	darkName        = unary(telemetryCallers).Name() + ", no telemetry at all"
+	tracedName      = unary(telemetryCallers).Name() + ", every call traced"
+)
 
 func pgbenchName(clients int) string {
 	if clients == 1 {

@@ -49,12 +49,18 @@ func newDatabase(ctx context.Context, postgres *pgdev.Server, name string, o Com
 	if err := execute(ctx, postgres.URL("postgres"), "CREATE DATABASE "+pgx.Identifier{name}.Sanitize()); err != nil {
 		return nil, err
 	}
-	d := &database{url: postgres.URL(name)}
-	if _, err := migrations.Up(ctx, d.url); err != nil {
+	url := postgres.URL(name)
+	if _, err := migrations.Up(ctx, url); err != nil {
 		return nil, err
 	}
+	return serveDatabase(ctx, url, o)
+}
+
+// serveDatabase starts a server on a database that is there; environment is added to its own.
+func serveDatabase(ctx context.Context, url string, o CompareOptions, environment ...string) (*database, error) {
+	d := &database{url: url}
 	var err error
-	if d.service, err = startService(ctx, o.Serve, d.url); err != nil {
+	if d.service, err = startService(ctx, o.Serve, d.url, environment...); err != nil {
 		return nil, err
 	}
 	for range o.Conns {

@@ -32,8 +32,8 @@ type service struct {
 	exited chan struct{}
 }
 
-// startService returns when the server is healthy.
-func startService(ctx context.Context, command []string, database string) (*service, error) {
+// startService returns when the server is healthy. Of OTEL_* and GRANTD_* it has those of environment alone.
+func startService(ctx context.Context, command []string, database string, environment ...string) (*service, error) {
 	addr, err := freeAddr()
 	if err != nil {
 		return nil, err
@@ -41,10 +41,10 @@ func startService(ctx context.Context, command []string, database string) (*serv
 	args := append(slices.Clone(command[1:]), "--database-url", database, "--grpc-addr", addr, "--http-addr", "127.0.0.1:0")
 	s := &service{cmd: exec.Command(command[0], args...), addr: addr, log: new(tail), exited: make(chan struct{})}
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
-	// The defaults are measured, and nothing is exported meanwhile.
-	s.cmd.Env = slices.DeleteFunc(os.Environ(), func(entry string) bool {
+	// The defaults are measured.
+	s.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		return strings.HasPrefix(entry, "OTEL_") || strings.HasPrefix(entry, "GRANTD_")
-	})
+	}), environment...)
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
