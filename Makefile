@@ -1,6 +1,6 @@
 # Every target is a step of .ci/run, which CI calls without make.
 
-.PHONY: all generate lint breaking test race soak fuzz bench
+.PHONY: all generate lint breaking test race soak fuzz bench bench-deliveries
 
 all: ; @.ci/run
 
@@ -24,3 +24,6 @@ fuzz: ; @.ci/run fuzz
 
 # grantd beside pgbench on one server; BENCH holds flags of `grantd bench`.
 bench: ; @go run ./cmd/grantd bench --compare $(BENCH)
+
+# Deliveries to one fast destination beside grants, on one server; BENCH holds flags of `grantd bench`.
+bench-deliveries: ; @go run ./cmd/grantd bench --deliveries $(BENCH)

@@ -216,6 +216,65 @@ func TestOperator_MalformedRequests(t *testing.T) {
 	wantViolations(t, "a resolution", err, "delivery_id", "resolution")
 }
 
+// A receiver answered 410. The list says so on every replica, and an operator ends the pause: once, with a name and a reason.
+func TestOperator_ResumeEndsThePause(t *testing.T) {
+	t.Parallel()
+	o := setupOperated(t, store.Destination{Name: crm, Deduplicates: true})
+	o.want(t, newly, byNothing, grant("t1", "K1", "INV-1"))
+	o.want(t, newly, byNothing, grant("t1", "K2", "INV-2"))
+	all := o.claim(t, crm)
+	if lost, err := o.store.Settle(t.Context(), []store.DeliveryResult{
+		{Delivery: all[0], Outcome: store.Dead, Pauses: true, StatusCode: 410, Error: "410 Gone"}, {Delivery: all[1], Outcome: store.RetryAt},
+	}); err != nil || len(lost) > 0 {
+		t.Fatal(lost, err)
+	}
+	status := func() *pb.DestinationStatus {
+		t.Helper()
+		// A tenant that has no delivery there sees it too: a destination is everybody's.
+		resp, err := o.operator.ListDeliveries(t.Context(), &pb.ListDeliveriesRequest{TenantId: "t2"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range resp.GetDestinations() {
+			if s.GetDestination() == crm {
+				return s
+			}
+		}
+		return nil
+	}
+	if s := status(); s.GetBreaker() != pb.BreakerState_BREAKER_STATE_PAUSED || s.GetPause().GetPauseNumber() != 1 || s.GetPause().GetPausedAt() == nil {
+		t.Errorf("the list says %v", s)
+	}
+	if early := o.claim(t, crm); len(early) != 0 {
+		t.Errorf("%d deliveries of a paused destination are claimed", len(early))
+	}
+	resume := func(number int64, actor string) *pb.ResumeDestinationResponse {
+		t.Helper()
+		resp, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: crm, PauseNumber: number, Actor: actor, Reason: theReason})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	for _, want := range []pb.Outcome{newly, already} {
+		got := resume(1, theActor)
+		if p := got.GetPause(); got.GetOutcome() != want || p.GetActor() != theActor || p.GetReason() != theReason || p.GetResumedAt() == nil {
+			t.Errorf("the answer: %v, want %v", got, want)
+		}
+	}
+	if got := resume(0, "somebody else"); got.GetOutcome() != already || got.GetPause().GetActor() != theActor {
+		t.Errorf("another operator is told %v", got)
+	}
+	if s := status(); s.GetPause() != nil {
+		t.Errorf("afterwards the list says %v", s)
+	}
+	o.claimOne(t, crm)
+	_, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: "elsewhere", Actor: theActor, Reason: theReason})
+	wantCode(t, "a destination that was never paused", err, codes.NotFound)
+	_, err = o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: "CRM", PauseNumber: -1})
+	wantViolations(t, "a resumption", err, "destination", "pause_number", "actor", "reason")
+}
+
 // The connection breaks under an order. The operator is told that the same order may be given again, by the same details as for a grant.
 func TestOperator_NoAnswerFromTheDatabase(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,7 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// The states of a destination in one replica. Paused ends when the process starts again, which it must for its file to be read.
+// The states of a destination in one replica. Paused is the database's to say, for all of them.
 const (
 	closed   = entitlementv1.BreakerState_BREAKER_STATE_CLOSED
 	open     = entitlementv1.BreakerState_BREAKER_STATE_OPEN
@@ -47,6 +47,9 @@ type breaker struct {
 	// successes counts, and suspects holds, for each delivery that failed last time, the count it failed at.
 	successes uint64
 	suspects  map[uuid.UUID]uint64
+	// unrecorded says that a pause is known here alone so far; pauses counts what was learnt here of pauses.
+	unrecorded bool
+	pauses     uint64
 }
 
 func newBreaker(r Retry) *breaker {
@@ -141,11 +144,41 @@ func (b *breaker) count(id uuid.UUID, unreachable bool, now time.Time, random fl
 	b.probeAt = now.Add(ceiling/2 + time.Duration(random*float64(ceiling)/2))
 }
 
-// pause stops the destination until the process starts again.
+// pause stops the destination. recorded says that the pause stands in the database.
 func (b *breaker) pause() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.state = paused
+	b.state, b.unrecorded = paused, true
+	b.pauses++
+}
+
+func (b *breaker) recorded() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.unrecorded = false
+	b.pauses++
+}
+
+// pausesKnown is to be taken before the database is asked, and handed to follow with its answer.
+func (b *breaker) pausesKnown() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pauses
+}
+
+// follow does as the database says, unless more was learnt here since it was asked. A destination that is resumed gets one delivery
+// first.
+func (b *breaker) follow(pause bool, known uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.unrecorded || b.pauses != known:
+	case pause:
+		b.state = paused
+	case b.state == paused:
+		b.state, b.probes, b.probeAt, b.unreachable = open, 0, time.Time{}, 0
+		clear(b.failing)
+	}
 }
 
 func (b *breaker) current() entitlementv1.BreakerState {

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
 const noJitter = 0.999999
@@ -158,4 +160,34 @@ func TestBreaker_MemoryIsBounded(t *testing.T) {
 	if len(b.suspects) > maxSuspects || len(b.failing) > openAfterDeliveries {
 		t.Errorf("%d suspects, %d failing", len(b.suspects), len(b.failing))
 	}
+}
+
+// The database was asked before a pause was recorded, and answers after it: what it said is old.
+func TestBreaker_FollowsWhatIsNewer(t *testing.T) {
+	b, now := testBreaker()
+	wantState := func(want entitlementv1.BreakerState) {
+		t.Helper()
+		if got := b.current(); got != want {
+			t.Fatalf("the breaker is %v, want %v", got, want)
+		}
+	}
+	b.follow(true, b.pausesKnown())
+	wantState(paused)
+	b.follow(false, b.pausesKnown())
+	wantState(open)
+	if n, _ := b.allow(5, now); n != 1 {
+		t.Errorf("%d may be sent to a destination that was resumed, want 1", n)
+	}
+	known := b.pausesKnown()
+	b.pause()
+	b.follow(false, known)
+	wantState(paused)
+	b.follow(false, b.pausesKnown())
+	wantState(paused)
+	known = b.pausesKnown()
+	b.recorded()
+	b.follow(false, known)
+	wantState(paused)
+	b.follow(false, b.pausesKnown())
+	wantState(open)
 }

@@ -83,6 +83,8 @@ const (
 	defaultMinDelay    = time.Second
 	defaultMaxDelay    = 15 * time.Minute
 	defaultConcurrency = 16
+	// A broker takes messages on one connection, so that more at once cost it nothing.
+	defaultNATSConcurrency = 256
 
 	maxDeadline    = 10 * time.Minute
 	maxRetryLimit  = 1000
@@ -142,7 +144,7 @@ func ParseDestinations(name string, text []byte) ([]Destination, error) {
 
 func readDestination(f field) Destination {
 	d := Destination{
-		Timeout: defaultTimeout, Deadline: defaultDeadline, Concurrency: defaultConcurrency,
+		Timeout: defaultTimeout, Deadline: defaultDeadline,
 		Retry: Retry{Limit: defaultRetryLimit, MinDelay: defaultMinDelay, MaxDelay: defaultMaxDelay},
 	}
 	var deduplicates, timeout *field
@@ -176,6 +178,12 @@ func readDestination(f field) Destination {
 	})
 	if f.value.Kind != yaml.MappingNode {
 		return d
+	}
+	if d.Concurrency == 0 {
+		d.Concurrency = defaultConcurrency
+		if d.Kind == "nats" {
+			d.Concurrency = defaultNATSConcurrency
+		}
 	}
 	switch {
 	case timeout == nil:

@@ -54,7 +54,7 @@ const (
 	transient
 	// permanent: it does not want it, and would not later.
 	permanent
-	// gone is permanent, and the destination takes nothing else either: it is paused until the process starts again.
+	// gone is permanent, and the destination takes nothing else either: it is paused until an operator resumes it.
 	gone
 	// uncertain: it may have it. Where the destination deduplicates this is transient; else the delivery goes to UNKNOWN.
 	uncertain

@@ -8,7 +8,10 @@ import (
 )
 
 // Kind is one destination's sender, with what a test may see of its results.
-type Kind struct{ sender sender }
+type Kind struct {
+	destination *Destination
+	sender      sender
+}
 
 // Attempt is a result.
 type Attempt struct {
@@ -23,7 +26,7 @@ type Attempt struct {
 // OpenKind opens the sender of a destination.
 func OpenKind(d *Destination, getenv func(string) string) (*Kind, error) {
 	s, err := d.section.open(d, surroundings{getenv: getenv, now: time.Now})
-	return &Kind{s}, err
+	return &Kind{d, s}, err
 }
 
 // Render is what the store has done at a delivery's first claim.

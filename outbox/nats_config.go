@@ -2,10 +2,7 @@ package outbox
 
 import (
 	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"regexp"
@@ -107,26 +104,6 @@ func readNATS(f field) section {
 	return n
 }
 
-// readTLSFiles reads the names of PEM files: the authority that signed the server's certificate, and the client's own pair.
-func readTLSFiles(f field, ca, cert, key *string) {
-	f.fields("ca_file, cert_file and key_file", func(name string, f field) bool {
-		switch name {
-		case "ca_file":
-			*ca = f.text()
-		case "cert_file":
-			*cert = f.text()
-		case "key_file":
-			*key = f.text()
-		default:
-			return false
-		}
-		return true
-	})
-	if (*cert == "") != (*key == "") {
-		f.refuse("cert_file and key_file go together")
-	}
-}
-
 // protected reports whether what is sent to each of the servers is encrypted or stays on the machine.
 func (n *natsSection) protected() bool {
 	for _, u := range n.servers {
@@ -135,11 +112,6 @@ func (n *natsSection) protected() bool {
 		}
 	}
 	return true
-}
-
-func isLoopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 func (n *natsSection) open(d *Destination, in surroundings) (sender, error) {
@@ -209,16 +181,4 @@ func orNothing(value string, err error) string {
 		return ""
 	}
 	return value
-}
-
-func readAuthorities(name string) (*x509.CertPool, error) {
-	pem, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, errors.New("the file " + name + " holds no certificate")
-	}
-	return pool, nil
 }

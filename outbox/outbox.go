@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -117,6 +118,8 @@ func (o *Outbox) BreakerState(destination string) entitlementv1.BreakerState {
 // of them. An outbox is run once.
 func (o *Outbox) Run(ctx context.Context) {
 	var running sync.WaitGroup
+	o.followPauses(ctx)
+	running.Go(func() { o.watchPauses(ctx) })
 	for _, w := range o.workers {
 		running.Go(func() { w.run(ctx) })
 		if a, ok := w.sender.(asker); ok && a.canAsk() {
@@ -126,6 +129,43 @@ func (o *Outbox) Run(ctx context.Context) {
 	running.Go(func() { o.spread(ctx) })
 	running.Wait()
 	o.close()
+}
+
+// pausePoll is how often the database is asked which destinations are paused, and pauseTimeout bounds the question.
+const (
+	pausePoll    = 2 * time.Second
+	pauseTimeout = 2 * time.Second
+)
+
+func (o *Outbox) watchPauses(ctx context.Context) {
+	ticker := time.NewTicker(pausePoll)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			o.followPauses(ctx)
+		}
+	}
+}
+
+// followPauses tells every worker whether its destination is paused. While the database does not say, they stay as they are: a claim
+// asks it again.
+func (o *Outbox) followPauses(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, pauseTimeout)
+	defer cancel()
+	known := make([]uint64, len(o.workers))
+	for i, w := range o.workers {
+		known[i] = w.breaker.pausesKnown()
+	}
+	all, err := o.config.Store.Pauses(ctx)
+	if err != nil {
+		return
+	}
+	for i, w := range o.workers {
+		w.breaker.follow(slices.ContainsFunc(all, func(p store.Pause) bool { return p.Destination == w.destination.Name }), known[i])
+	}
 }
 
 func (o *Outbox) close() {

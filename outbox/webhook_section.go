@@ -95,7 +95,7 @@ func (w *webhookSection) open(d *Destination, in surroundings) (sender, error) {
 	}
 	s := newWebhookSender(d, w, in, config)
 	// A secret that is missing or unreadable is better known now than at the first event.
-	if _, err := s.keys(); err != nil {
+	if _, err := s.currentSigners(); err != nil {
 		return nil, err
 	}
 	return s, nil

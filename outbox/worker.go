@@ -2,31 +2,41 @@ package outbox
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/grantd/grantd/store"
-	"github.com/grantd/grantd/telemetry"
 )
 
 const (
-	// leaseMargin is what a lease lasts beyond the deadline of its attempt, so that the result can be recorded.
+	// leaseMargin is what a lease lasts beyond the deadline of its attempt, so that the result can be recorded. What was claimed ahead
+	// may wait for its call during the first part of it.
 	leaseMargin = 30 * time.Second
+	longestWait = leaseMargin / 3
 	// soonPoll is the wait where something is due that could not be claimed, idlePoll the longest where nothing is.
 	soonPoll = 50 * time.Millisecond
 	idlePoll = time.Second
+	// claimEvery and settleEvery are between claims where the last one found less than there was room for, and between settlements that
+	// nothing waits for: under load, many small transactions cost what a few larger ones do not.
+	claimEvery  = 10 * time.Millisecond
+	settleEvery = 20 * time.Millisecond
 	// settleTimeout bounds the recording of results, so that a database which does not answer is asked again.
 	settleTimeout = 10 * time.Second
+	// maxAhead bounds what is claimed ahead of its calls, aheadTime for how long the destination has work with that, and paceTime how
+	// often its pace is taken.
+	maxAhead  = 512
+	aheadTime = 250 * time.Millisecond
+	paceTime  = 100 * time.Millisecond
 )
 
-// worker delivers to one destination. One goroutine claims and settles; each attempt has one of its own. While a claim and a settlement
-// are at the database, further attempts end and are settled together, so that a fast destination costs few transactions.
+// worker delivers to one destination. One goroutine decides; at most one claim, one settlement and as many calls as the destination
+// takes are under way beside it. What ends while a settlement is at the database is settled together, and what is claimed ahead
+// waits in memory; so a fast destination costs few transactions, and waits for none of them.
 type worker struct {
 	config      *Config
 	destination *Destination
@@ -37,33 +47,72 @@ type worker struct {
 	log         *slog.Logger
 	label       attribute.KeyValue
 
-	// wake says that deliveries were made; finished has what came of attempts.
-	wake     chan struct{}
-	finished chan finished
+	// wake says that deliveries were made; ready has what is to be called, finished what came of it.
+	wake        chan struct{}
+	ready       chan claimed
+	finished    chan finished
+	claims      chan claim
+	settlements chan settlement
 
-	// The rest is the claiming goroutine's.
-	inFlight  int
-	unsettled []store.DeliveryResult
+	// The rest is the deciding goroutine's. held counts what was claimed and is not settled; callers the goroutines that call.
+	held, callers      int
+	unsettled          []store.DeliveryResult
+	claiming, settling bool
 	// idle says that the last claim found nothing, and nothing happened since: the next one is preceded by a look, which costs less.
-	idle bool
+	// stirred says that something happened while a claim was under way.
+	idle, stirred bool
 	// failing says that the database gave no answer last time.
 	failing bool
+	// claimFrom and settleFrom are when the database is asked again, and nextClaim when it is at the earliest, whatever happens.
+	claimFrom, settleFrom, nextClaim time.Time
+	pace                             pace
 }
 
-// finished is an attempt that has ended. cut says that the process stopped before it did.
-type finished struct {
+// claimed is a delivery that waits for its call.
+type claimed struct {
 	delivery *store.Delivery
-	result   result
-	took     time.Duration
-	cut      bool
+	at       time.Time
+}
+
+// claim is what came of a claim, or of the look before it: how long until something is due.
+type claim struct {
+	deliveries []*store.Delivery
+	at         time.Time
+	limit      int
+	wait       time.Duration
+	err        error
+}
+
+type settlement struct {
+	results []store.DeliveryResult
+	lost    []*store.Delivery
+	err     error
+}
+
+// pace is how many deliveries a destination takes, as seen lately.
+type pace struct {
+	since time.Time
+	count int
+	ahead int
+}
+
+// note counts deliveries that have ended, and says now and then how many the destination would take within aheadTime.
+func (p *pace) note(count int, now time.Time) {
+	p.count += count
+	if took := now.Sub(p.since); took >= paceTime {
+		p.ahead = min(maxAhead, int(float64(p.count)*float64(aheadTime)/float64(took)))
+		p.since, p.count = now, 0
+	}
 }
 
 func newWorker(cfg *Config, d *Destination, s sender, m *meters) *worker {
+	most := d.Concurrency + maxAhead
 	return &worker{
 		config: cfg, destination: d, sender: s, breaker: newBreaker(d.Retry), meters: m,
 		tracer: cfg.TracerProvider.Tracer(scopeName), log: cfg.Log.With("destination", d.Name),
 		label: attribute.String("destination", d.Name),
-		wake:  make(chan struct{}, 1), finished: make(chan finished, d.Concurrency),
+		wake:  make(chan struct{}, 1), ready: make(chan claimed, most), finished: make(chan finished, most),
+		claims: make(chan claim, 1), settlements: make(chan settlement, 1),
 	}
 }
 
@@ -74,40 +123,87 @@ func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		w.settle(ctx)
-		timer.Reset(w.claim(ctx, calls))
+		timer.Reset(min(w.settle(ctx), w.claim(ctx)))
 		select {
 		case <-ctx.Done():
 		case f := <-w.finished:
 			w.take(f)
+		case c := <-w.claims:
+			w.begin(calls, c)
+		case s := <-w.settlements:
+			w.settled(s)
 		case <-w.wake:
-			w.idle = false
+			w.stir()
 		case <-timer.C:
 		}
 	}
 	w.stop(calls, cut)
 }
 
-// stop waits for the attempts under way, and cuts off those that outlast the grace.
+// stir says that there may be something to claim.
+func (w *worker) stir() { w.idle, w.stirred, w.claimFrom = false, w.claiming, time.Time{} }
+
+// stop waits for the calls under way, and cuts off those that outlast the grace. What has not been called is given back.
 func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 	grace := time.NewTimer(w.config.Grace)
 	defer grace.Stop()
-	for w.inFlight > 0 {
+	ctx := context.WithoutCancel(calls)
+	if w.claiming {
+		c := <-w.claims
+		w.claiming = false
+		w.held += len(c.deliveries)
+		for _, d := range c.deliveries {
+			w.unsettled = append(w.unsettled, w.judge(finished{delivery: d, unsent: true}))
+		}
+	}
+	w.giveBack()
+	close(w.ready)
+	for w.settling || w.held > len(w.unsettled) {
+		w.settle(ctx)
 		select {
 		case f := <-w.finished:
 			w.take(f)
+		case s := <-w.settlements:
+			w.settled(s)
 		case <-grace.C:
-			w.log.Warn("attempts are cut off; their leases run out", "attempts", w.inFlight)
+			w.log.Warn("attempts are cut off; their leases run out", "attempts", w.held-len(w.unsettled))
 			cut()
 		}
 	}
-	w.settle(context.WithoutCancel(calls))
+	// Once more, also where that has just failed.
+	w.settleFrom = time.Time{}
+	w.settle(ctx)
+	if w.settling {
+		w.settled(<-w.settlements)
+	}
 }
 
+// ahead is how many deliveries may wait for their calls. Nothing is claimed ahead where a crash would leave its fate unknown.
+func (w *worker) ahead() int {
+	if !w.destination.Deduplicates {
+		return 0
+	}
+	return w.pace.ahead
+}
+
+// room is how much more may be claimed. Results that could not be recorded keep their place, so that no more is sent than can be
+// remembered.
+func (w *worker) room() int { return w.destination.Concurrency + w.ahead() - w.held }
+
 // claim takes up what is due and there is room for, and returns how long to wait if nothing else happens.
-func (w *worker) claim(ctx, calls context.Context) time.Duration {
-	// Results that could not be recorded keep their place, so that no more is sent than can be remembered.
-	room := w.destination.Concurrency - w.inFlight - len(w.unsettled)
+func (w *worker) claim(ctx context.Context) time.Duration {
+	if w.claiming {
+		return idlePoll
+	}
+	now := time.Now()
+	if wait := max(w.claimFrom.Sub(now), w.nextClaim.Sub(now)); wait > 0 {
+		return wait
+	}
+	room := w.room()
+	if room < w.ahead()/2 {
+		// Soon there is room for more at once.
+		room = 0
+	}
 	limit, wait := w.breaker.allow(room, w.config.Now())
 	if limit <= 0 {
 		if wait == 0 {
@@ -115,172 +211,162 @@ func (w *worker) claim(ctx, calls context.Context) time.Duration {
 		}
 		return min(wait, idlePoll)
 	}
-	if w.idle {
-		if wait := w.untilDue(ctx); wait > 0 {
-			w.breaker.refund()
-			return wait
+	w.claiming = true
+	idle, lease := w.idle, w.destination.Deadline+leaseMargin
+	go func() {
+		c := claim{at: now, limit: limit}
+		if idle {
+			if c.wait, c.err = w.untilDue(ctx); c.wait > 0 || c.err != nil {
+				w.claims <- c
+				return
+			}
 		}
-	}
-	lease := w.destination.Deadline + leaseMargin
-	claimed, err := w.config.Store.Claim(ctx, w.destination.Name, w.config.Worker, lease, limit, w.sender.render)
-	if err != nil {
-		w.breaker.refund()
-		return w.stumbled(ctx, "deliveries cannot be claimed", err)
-	}
-	w.failing, w.idle = false, len(claimed) == 0
-	if w.idle {
-		w.breaker.refund()
-	}
-	for _, d := range claimed {
-		w.inFlight++
-		go w.attempt(calls, d)
-	}
-	// A claim may return less than there is.
-	return soonPoll
-}
-
-// untilDue looks how long it is until something may be due. Others' deliveries can come at any time, so that it is not long.
-func (w *worker) untilDue(ctx context.Context) time.Duration {
-	at, ok, err := w.config.Store.NextDue(ctx, w.destination.Name)
-	switch {
-	case err != nil:
-		return w.stumbled(ctx, "deliveries cannot be looked for", err)
-	case !ok:
-		return idlePoll
-	default:
-		return min(time.Until(at), idlePoll)
-	}
-}
-
-// stumbled logs the first of a row of failures of the database.
-func (w *worker) stumbled(ctx context.Context, what string, err error) time.Duration {
-	if !w.failing && ctx.Err() == nil {
-		w.log.Warn(what+", until further notice", "error", err)
-	}
-	w.failing = true
+		c.deliveries, c.err = w.config.Store.Claim(ctx, w.destination.Name, w.config.Worker, lease, limit, w.sender.render)
+		w.claims <- c
+	}()
 	return idlePoll
 }
 
-// attempt calls the destination once, and never blocks on handing over what came of it.
-func (w *worker) attempt(calls context.Context, d *store.Delivery) {
-	ctx, span := w.tracer.Start(originContext(calls, d), "grantd.deliver "+w.destination.Name,
-		trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
-			attribute.String(telemetry.KeyName, d.Event.Entry.OperationKey),
-			attribute.String("grantd.delivery.key", d.Key),
-			attribute.String("grantd.delivery.destination", w.destination.Name),
-			attribute.Int64("grantd.delivery.attempt", d.Attempts),
-			attribute.String("entitlement.tenant_id", d.TenantID),
-			attribute.String("entitlement.event_id", d.Event.Operation.Origin.EventID),
-		))
-	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
-	defer cancel()
-	started := time.Now()
-	r := w.send(ctx, d)
-	r.reason = sanitise(r.reason)
-	if r.verdict != delivered {
-		span.SetStatus(codes.Error, r.reason)
+// untilDue looks how long it is until something may be due. Others' deliveries can come at any time, so that it is not long.
+func (w *worker) untilDue(ctx context.Context) (time.Duration, error) {
+	at, ok, err := w.config.Store.NextDue(ctx, w.destination.Name)
+	switch {
+	case err != nil:
+		return 0, err
+	case !ok:
+		return idlePoll, nil
+	default:
+		return min(time.Until(at), idlePoll), nil
 	}
-	if r.statusCode != 0 {
-		span.SetAttributes(attribute.Int("grantd.delivery.status_code", r.statusCode))
-	}
-	span.End()
-	w.finished <- finished{delivery: d, result: r, took: time.Since(started), cut: calls.Err() != nil && r.verdict != delivered}
 }
 
-// send keeps a panic of a sender's library from ending the process, and with it every other delivery.
-func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
-	defer func() {
-		if p := recover(); p != nil {
-			w.log.ErrorContext(ctx, "an attempt panicked", "delivery_key", d.Key, "panic", p)
-			r = result{verdict: uncertain, reason: errPanic.Error()}
+// begin hands what was claimed to those who call.
+func (w *worker) begin(calls context.Context, c claim) {
+	w.claiming = false
+	if c.err != nil {
+		w.breaker.refund()
+		w.claimFrom = time.Now().Add(w.stumbled(calls, "deliveries cannot be claimed", c.err))
+		return
+	}
+	w.failing = false
+	if len(c.deliveries) < c.limit {
+		w.nextClaim = c.at.Add(claimEvery)
+	}
+	if len(c.deliveries) == 0 {
+		w.breaker.refund()
+		if !w.stirred {
+			// A claim may return less than there is.
+			w.idle, w.claimFrom = true, time.Now().Add(max(c.wait, soonPoll))
 		}
-	}()
-	return w.sender.send(ctx, d)
+		w.stirred = false
+		return
+	}
+	w.idle, w.stirred = false, false
+	w.held += len(c.deliveries)
+	for _, d := range c.deliveries {
+		w.ready <- claimed{d, c.at}
+	}
+	if state := w.breaker.current(); state == open || state == paused {
+		// It broke down while this was claimed.
+		w.giveBack()
+	}
+	for ; w.callers < min(w.destination.Concurrency, w.held); w.callers++ {
+		go w.call(calls)
+	}
 }
 
-// take judges an attempt that has ended, and those that ended meanwhile.
-func (w *worker) take(f finished) {
+// call makes calls one by one, until there will be no more.
+func (w *worker) call(calls context.Context) {
+	for c := range w.ready {
+		if time.Since(c.at) > longestWait || w.breaker.current() == paused {
+			w.finished <- finished{delivery: c.delivery, unsent: true}
+			continue
+		}
+		w.finished <- w.attempt(calls, c.delivery)
+	}
+}
+
+// giveBack has everything that waits for its call wait in the database again.
+func (w *worker) giveBack() {
 	for {
-		w.inFlight--
-		if !f.cut {
-			w.unsettled = append(w.unsettled, w.judge(f))
-		}
 		select {
-		case f = <-w.finished:
+		case c := <-w.ready:
+			w.unsettled = append(w.unsettled, w.judge(finished{delivery: c.delivery, unsent: true}))
 		default:
 			return
 		}
 	}
 }
 
-// judge turns what came of an attempt into what is recorded of the delivery.
-func (w *worker) judge(f finished) store.DeliveryResult {
-	d, r, now := f.delivery, f.result, w.config.Now()
-	s := store.DeliveryResult{Delivery: d, StatusCode: r.statusCode, Error: r.reason, Note: r.note}
-	switch {
-	case r.verdict == delivered:
-		w.breaker.succeeded(d.ID)
-		s.Outcome, s.Error = store.Delivered, ""
-	case r.verdict == uncertain && !w.destination.Deduplicates:
-		w.breaker.failed(d.ID, r.unreachable, now, random())
-		s.Outcome = store.Unknown
-	case r.verdict == gone:
-		w.breaker.pause()
-		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until the process starts again", "delivery_key", d.Key)
-		s.Outcome = store.Dead
-	case r.verdict == permanent:
-		w.breaker.refused(d.ID, now, random())
-		s.Outcome = store.Dead
-	default:
-		counts, probe := w.breaker.failed(d.ID, r.unreachable, now, random())
-		s.Outcome, s.CountsAsPoison = store.RetryAt, counts
-		s.RetryAfter = w.destination.Retry.delay(d.Attempts, r.retryAfter, random())
-		if probe > 0 {
-			s.RetryAfter = max(probe, min(r.retryAfter, w.destination.Retry.MaxDelay))
+// take judges an attempt that has ended, and those that ended meanwhile.
+func (w *worker) take(f finished) {
+	for count := 1; ; count++ {
+		if f.cut {
+			w.held--
+		} else {
+			w.unsettled = append(w.unsettled, w.judge(f))
 		}
-		if counts && d.Poison+1 >= int64(w.destination.Retry.Limit) {
-			s.Outcome = store.Dead
-			s.Error = sanitise(fmt.Sprintf("failed %d times while others passed: %s", d.Poison+1, r.reason))
+		select {
+		case f = <-w.finished:
+			continue
+		default:
 		}
+		w.pace.note(count, time.Now())
+		break
 	}
-	w.observe(f, &s)
-	return s
+	if w.breaker.current() != closed {
+		w.giveBack()
+	}
 }
 
-func (w *worker) observe(f finished, s *store.DeliveryResult) {
-	outcome := outcomeNames[s.Outcome]
-	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
+// settle records what came of the attempts that have ended, and returns how long to wait if nothing else happens. What cannot be
+// recorded is tried again, until its lease has run out and somebody else has it.
+func (w *worker) settle(ctx context.Context) time.Duration {
+	if w.settling || len(w.unsettled) == 0 {
+		return idlePoll
+	}
+	now := time.Now()
+	if wait := w.settleFrom.Sub(now); wait > 0 && (w.failing || w.room() > 0) {
+		return wait
+	}
+	w.settleFrom = now.Add(settleEvery)
+	results := w.unsettled
+	w.settling, w.unsettled = true, nil
+	go func() {
+		// A result that is here must be recorded, also when the process is told to stop.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		defer cancel()
+		lost, err := w.config.Store.Settle(ctx, results)
+		w.settlements <- settlement{results, lost, err}
+	}()
+	return idlePoll
+}
+
+func (w *worker) settled(s settlement) {
+	w.settling = false
 	ctx := context.Background()
-	w.meters.attempts.Add(ctx, 1, labels)
-	w.meters.duration.Record(ctx, f.took.Seconds(), labels)
-	if isRepeat(f, w.destination.Deduplicates) {
-		w.meters.repeated(w.destination.Kind, 1)
-	}
-	if s.Outcome == store.Dead || s.Outcome == store.Unknown {
-		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator",
-			"state", outcome, "tenant_id", f.delivery.TenantID, "delivery_key", f.delivery.Key, "error", s.Error)
-	}
-}
-
-// settle records what came of the attempts that have ended. What cannot be recorded is tried again, until its lease has run out and
-// somebody else has it.
-func (w *worker) settle(ctx context.Context) {
-	if len(w.unsettled) == 0 {
+	if s.err != nil {
+		w.unsettled = append(s.results, w.unsettled...)
+		w.settleFrom = time.Now().Add(w.stumbled(ctx, "results of deliveries cannot be recorded", s.err))
 		return
 	}
-	// A result that is here must be recorded, also when the process is told to stop.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
-	lost, err := w.config.Store.Settle(ctx, w.unsettled)
-	if err != nil {
-		w.stumbled(ctx, "results of deliveries cannot be recorded", err)
-		return
-	}
-	for _, d := range lost {
+	for _, d := range s.lost {
 		w.meters.lost.Add(ctx, 1, metric.WithAttributes(w.label))
 		w.log.WarnContext(originContext(ctx, d), "a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
 	}
-	clear(w.unsettled)
-	w.unsettled = w.unsettled[:0]
-	w.failing, w.idle = false, false
+	if slices.ContainsFunc(s.results, func(r store.DeliveryResult) bool { return r.Pauses }) {
+		w.breaker.recorded()
+	}
+	w.held -= len(s.results)
+	w.failing = false
+	w.stir()
+}
+
+// stumbled logs the first of a row of failures of the database.
+func (w *worker) stumbled(ctx context.Context, what string, err error) time.Duration {
+	if !w.failing && ctx.Err() == nil {
+		w.log.WarnContext(ctx, what+", until further notice", "error", err)
+	}
+	w.failing = true
+	return idlePoll
 }

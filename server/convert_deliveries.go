@@ -79,6 +79,13 @@ func deliveryStoryOut(s *store.DeliveryStory) *entitlementv1.DeliveryStory {
 	return out
 }
 
+func pauseOut(p *store.Pause) *entitlementv1.DestinationPause {
+	return &entitlementv1.DestinationPause{
+		PauseNumber: p.Number, PausedAt: timestamppb.New(p.PausedAt), ResumedAt: timeOut(p.ResumedAt),
+		Actor: p.Actor, Reason: p.Reason, Caller: p.Caller,
+	}
+}
+
 func notificationOut(n *store.Notification) *entitlementv1.Notification {
 	return &entitlementv1.Notification{
 		EntitlementId: n.EntitlementID.String(), EntryNumber: n.EntryNumber, Template: n.Template, Notify: notifyOut(&n.Notify),

@@ -46,15 +46,19 @@ func (s *OperatorService) ListDeliveries(ctx context.Context, r *entitlementv1.L
 	if err != nil {
 		return nil, listStatus(ctx, err, s.log)
 	}
-	out := &entitlementv1.ListDeliveriesResponse{NextPageToken: next, Destinations: s.destinationsOut(found)}
+	pauses, err := s.store.Pauses(ctx)
+	if err != nil {
+		return nil, listStatus(ctx, err, s.log)
+	}
+	out := &entitlementv1.ListDeliveriesResponse{NextPageToken: next, Destinations: s.destinationsOut(found, pauses)}
 	for _, d := range found {
 		out.Deliveries = append(out.Deliveries, deliveryOut(d))
 	}
 	return out, nil
 }
 
-// destinationsOut is what this process makes of each destination that it delivers to, and of each that is named, by their names.
-func (s *OperatorService) destinationsOut(named []*store.Delivery) []*entitlementv1.DestinationStatus {
+// destinationsOut is what this process makes of each destination that it delivers to, and of each that is named or paused, by their names.
+func (s *OperatorService) destinationsOut(named []*store.Delivery, pauses []store.Pause) []*entitlementv1.DestinationStatus {
 	states := make(map[string]entitlementv1.BreakerState)
 	for _, d := range named {
 		states[d.Destination] = entitlementv1.BreakerState_BREAKER_STATE_UNSPECIFIED
@@ -62,9 +66,14 @@ func (s *OperatorService) destinationsOut(named []*store.Delivery) []*entitlemen
 	if s.breakers != nil {
 		maps.Copy(states, s.breakers())
 	}
+	held := make(map[string]*entitlementv1.DestinationPause)
+	for i := range pauses {
+		p := &pauses[i]
+		states[p.Destination], held[p.Destination] = entitlementv1.BreakerState_BREAKER_STATE_PAUSED, pauseOut(p)
+	}
 	var out []*entitlementv1.DestinationStatus
 	for _, name := range slices.Sorted(maps.Keys(states)) {
-		out = append(out, &entitlementv1.DestinationStatus{Destination: name, Breaker: states[name]})
+		out = append(out, &entitlementv1.DestinationStatus{Destination: name, Breaker: states[name], Pause: held[name]})
 	}
 	return out
 }
@@ -150,6 +159,32 @@ func (s *OperatorService) ResolveDelivery(ctx context.Context, r *entitlementv1.
 		out.Result = &entitlementv1.ResolveDeliveryResponse_Rejection{Rejection: rejectionOut(a.Rejection)}
 	}
 	return out, nil
+}
+
+// ResumeDestination implements the contract.
+func (s *OperatorService) ResumeDestination(ctx context.Context, r *entitlementv1.ResumeDestinationRequest) (*entitlementv1.ResumeDestinationResponse, error) {
+	if v := validateResumeDestinationRequest(r); !v.none() {
+		return nil, invalid(v)
+	}
+	outcome, pause, err := s.store.Resume(ctx, store.ResumeOrder{
+		Destination: r.GetDestination(), PauseNumber: r.GetPauseNumber(), Actor: r.GetActor(), Reason: r.GetReason(), Caller: callerOf(ctx),
+	})
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, status.Error(codes.NotFound, "there never was such a pause")
+	}
+	if err != nil {
+		return nil, s.orderStatus(ctx, err, func(f *store.Failure) proto.Message {
+			return &entitlementv1.ResumeDestinationResponse{
+				Outcome: entitlementv1.Outcome_OUTCOME_RETRYABLE_FAILURE,
+				Result:  &entitlementv1.ResumeDestinationResponse_Failure{Failure: failureOut(f)},
+			}
+		})
+	}
+	trace.SpanFromContext(ctx).SetAttributes(
+		attribute.String("entitlement.outcome", outcome.String()),
+		attribute.String("grantd.delivery.destination", r.GetDestination()),
+	)
+	return &entitlementv1.ResumeDestinationResponse{Outcome: outcome, Pause: pauseOut(pause)}, nil
 }
 
 func orderIn(ctx context.Context, r orderRequest) store.DeliveryOrder {

@@ -67,8 +67,24 @@ func validateOrder(r orderRequest) violations {
 	var v violations
 	checkUnknownFields(&v, "", r)
 	checkDeliveryName(&v, r)
+	checkStatements(&v, r)
+	return v
+}
+
+func checkStatements(v *violations, r interface {
+	GetActor() string
+	GetReason() string
+}) {
 	v.check(isStatement(r.GetActor(), maxActorBytes), "actor", ruleActor)
 	v.check(isStatement(r.GetReason(), maxReasonBytes), "reason", ruleReason)
+}
+
+func validateResumeDestinationRequest(r *entitlementv1.ResumeDestinationRequest) violations {
+	var v violations
+	checkUnknownFields(&v, "", r)
+	v.check(isDestination(r.GetDestination()), "destination", ruleDestination)
+	v.check(r.GetPauseNumber() >= 0, "pause_number", ruleVersion)
+	checkStatements(&v, r)
 	return v
 }
 

@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgtype"
@@ -25,6 +26,9 @@ func (c arrayCodec[T]) PlanEncode(m *pgtype.Map, oid uint32, format int16, value
 
 type arrayPlan[T any] arrayCodec[T]
 
+// maxGrowth bounds the room that one element can ask for on behalf of the others.
+const maxGrowth = 1 << 20
+
 // Encode writes PostgreSQL's binary form of a one-dimensional array.
 func (p arrayPlan[T]) Encode(value any, buf []byte) ([]byte, error) {
 	values := value.([]T)
@@ -41,7 +45,12 @@ func (p arrayPlan[T]) Encode(value any, buf []byte) ([]byte, error) {
 	}
 	buf = binary.BigEndian.AppendUint32(buf, uint32(len(values)))
 	buf = binary.BigEndian.AppendUint32(buf, 1) // the first index
-	for _, v := range values {
+	first := len(buf)
+	for i, v := range values {
+		if i == 1 {
+			// The others are about as long, so that the buffer need not grow step by step.
+			buf = slices.Grow(buf, min((len(buf)-first)*(len(values)-1), maxGrowth))
+		}
 		length := len(buf)
 		buf = append(buf, 0xff, 0xff, 0xff, 0xff) // the length -1 says NULL
 		var isNull bool
@@ -73,6 +82,9 @@ func registerArrays(m *pgtype.Map) {
 	})
 	register(m, pgtype.UUIDArrayOID, pgtype.UUIDOID, func(buf []byte, v [16]byte) ([]byte, bool) {
 		return append(buf, v[:]...), false
+	})
+	register(m, pgtype.TIDArrayOID, pgtype.TIDOID, func(buf []byte, v pgtype.TID) ([]byte, bool) {
+		return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint32(buf, v.BlockNumber), v.OffsetNumber), false
 	})
 	register(m, pgtype.TimestamptzArrayOID, pgtype.TimestamptzOID, func(buf []byte, v *time.Time) ([]byte, bool) {
 		if v == nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
@@ -46,6 +47,9 @@ type Delivery struct {
 	// HeldBy is the number of the lowest earlier entry of the entitlement that is not settled at this destination, 0 for none.
 	HeldBy int64
 	Event  *Event
+
+	// place and attemptPlace are where the claim left the rows of the delivery and of its attempt.
+	place, attemptPlace pgtype.TID
 }
 
 // Event is the ledger entry on its way out.

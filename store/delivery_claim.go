@@ -21,40 +21,55 @@ type Renderer func(*Delivery) (body []byte, contentType string, err error)
 const heldDelay = time.Hour
 
 // dueSQL locks what is due at a destination, and what any other worker has not locked, oldest first. statement_timestamp is a constant
-// to the planner, so that it bounds the walk of the index. The conditions on the states and on infinity are those of the index.
+// to the planner, so that it bounds the walk of the index. The conditions on the states and on infinity are those of the index. A row's
+// place, its ctid, is good for as long as it is locked: later statements find it there without a walk of the key's index.
 const dueSQL = `
-SELECT d.tenant_id, d.entitlement_id, d.entry_number, d.state,` + heldBySQL + `
+SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN d.entry_number > 1 THEN` + heldBySQL + ` ELSE 0 END
   FROM deliveries d
  WHERE d.destination = $1 AND d.state IN (1, 2) AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
+   AND ` + notPausedSQL + `
  ORDER BY d.due_at LIMIT $2
    FOR NO KEY UPDATE OF d SKIP LOCKED`
 
-// deliveriesByKeySQL reads deliveries of one destination.
-const deliveriesByKeySQL = `
+// deliveriesByKeySQL reads deliveries of one destination. Those that a claim may send are held back by none, so that it need not look;
+// and one of its destinations that sends no mails need not look who is to be told.
+const (
+	deliveriesByKeySQL = `
 SELECT` + deliveryColumnsSQL + `
   FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS c (tenant_id, entitlement_id, entry_number, position)
   JOIN deliveries d ON d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-        AND d.destination = $4` + deliveryJoins + `
+        AND d.destination = $4` + deliveryJoins + byPositionSQL
+	claimedMailsSQL = `
+SELECT d.ctid,` + ownColumnsSQL + notifyColumnsSQL + ` 0::bigint,` + eventColumnsSQL + placedSQL + deliveryJoins + byPositionSQL
+	claimedEventsSQL = `
+SELECT d.ctid,` + ownColumnsSQL + ` '', '', '', NULL::timestamptz, 0::bigint,` + eventColumnsSQL + placedSQL + eventJoins + byPositionSQL
+
+	placedSQL = `
+  FROM unnest($1::tid[]) WITH ORDINALITY AS c (place, position)
+  JOIN deliveries d ON d.ctid = c.place`
+	byPositionSQL = `
  ORDER BY c.position`
+)
 
 // leaseSQL begins calls, or ends those for which there is no body. A body that is there stays.
 const leaseSQL = `
 UPDATE deliveries d
-   SET state = c.state, attempts = d.attempts + 1, lease_token = c.token, due_at = clock_timestamp() + make_interval(secs => $8),
+   SET state = c.state, attempts = d.attempts + 1, lease_token = c.token, due_at = clock_timestamp() + make_interval(secs => $5),
        body = COALESCE(d.body, CASE c.state WHEN 2 THEN c.body END),
        content_type = CASE WHEN d.body IS NULL THEN c.content_type ELSE d.content_type END,
        last_error = COALESCE(NULLIF(c.error, ''), d.last_error)
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::uuid[], $5::bytea[], $6::text[], $9::smallint[], $10::text[])
-       AS c (tenant_id, entitlement_id, entry_number, token, body, content_type, state, error)
- WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number AND d.destination = $7
-RETURNING d.delivery_id, d.due_at`
+  FROM unnest($1::tid[], $2::uuid[], $3::bytea[], $4::text[], $6::smallint[], $7::text[])
+       AS c (place, token, body, content_type, state, error)
+ WHERE d.ctid = c.place
+RETURNING d.ctid, d.delivery_id, d.due_at`
 
 // beginAttemptsSQL records calls before they are made.
 const beginAttemptsSQL = `
 INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at, ended_at, outcome, error)
 SELECT tenant_id, delivery_id, attempt_number, $4, clock_timestamp(), CASE WHEN outcome <> 0 THEN clock_timestamp() END, outcome, error
   FROM unnest($1::text[], $2::uuid[], $3::bigint[], $5::smallint[], $6::text[])
-       AS c (tenant_id, delivery_id, attempt_number, outcome, error)`
+       AS c (tenant_id, delivery_id, attempt_number, outcome, error)
+RETURNING ctid, delivery_id`
 
 // holdSQL puts deliveries off that earlier ones hold back. It locks those: whoever settles one of them waits for this transaction, and
 // then makes due what it put off. One that is locked is about to be settled, and its successor stays due.
@@ -101,7 +116,8 @@ UPDATE deliveries d
 //
 // In order per entitlement: only the lowest entry that is not settled is ever returned; PENDING, SENDING, UNKNOWN and DEAD hold
 // their successors, DELIVERED and DISCARDED do not. A SENDING delivery whose lease ran out is returned again, with the same key, where
-// the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due.
+// the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due, and none while
+// the destination is paused.
 func (s *Store) Claim(ctx context.Context, destination, worker string, lease time.Duration, limit int, render Renderer) ([]*Delivery, error) {
 	to := s.destination(destination)
 	if to == nil {
@@ -138,7 +154,7 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 type claimed struct {
 	destination *Destination
 	// look are those that nothing is known to hold back.
-	look deliveryKeys
+	look []pgtype.TID
 	held deliveryKeys
 	by   []int64
 
@@ -148,16 +164,17 @@ type claimed struct {
 }
 
 func (c *claimed) scanDue(rows pgx.Rows) error {
+	var place pgtype.TID
 	var tenant string
 	var id pgtype.UUID
 	var number, heldBy int64
 	var state int16
-	_, err := pgx.ForEachRow(rows, []any{&tenant, &id, &number, &state, &heldBy}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&place, &tenant, &id, &number, &state, &heldBy}, func() error {
 		if stepFor(entitlementv1.DeliveryState(state), heldBy, c.destination.Deduplicates, false) == hold {
 			c.held.add(tenant, id.Bytes, number)
 			c.by = append(c.by, heldBy)
 		} else {
-			c.look.add(tenant, id.Bytes, number)
+			c.look = append(c.look, place)
 		}
 		return nil
 	})
@@ -166,17 +183,21 @@ func (c *claimed) scanDue(rows pgx.Rows) error {
 
 // read completes what may be sent, and has its body made.
 func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
-	if len(c.look.tenant) == 0 {
+	if len(c.look) == 0 {
 		return nil
 	}
-	rows, err := tx.Query(ctx, deliveriesByKeySQL, c.look.tenant, c.look.entitlement, c.look.number, c.destination.Name)
+	sql := claimedEventsSQL
+	if c.destination.Template != "" {
+		sql = claimedMailsSQL
+	}
+	rows, err := tx.Query(ctx, sql, c.look)
 	if err != nil {
 		return err
 	}
 	defer rows.Close()
 	for rows.Next() {
 		var r deliveryRow
-		if err := rows.Scan(r.destinations()...); err != nil {
+		if err := rows.Scan(append([]any{&r.place}, r.destinations()...)...); err != nil {
 			return err
 		}
 		d := r.delivery()
@@ -233,15 +254,16 @@ func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease tim
 }
 
 func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lease time.Duration) {
-	var k deliveryKeys
+	var tenants []string
+	var places []pgtype.TID
 	var tokens, ids [][16]byte
 	var bodies [][]byte
 	var types, errs []string
 	var states, outcomes []int16
 	var numbers []int64
-	place := make(map[uuid.UUID]*Delivery, len(began))
+	byID := make(map[uuid.UUID]*Delivery, len(began))
 	for _, d := range began {
-		k.addDelivery(d)
+		tenants, places = append(tenants, d.TenantID), append(places, d.place)
 		tokens, ids = append(tokens, d.LeaseToken), append(ids, d.ID)
 		bodies, types = append(bodies, d.Body), append(types, d.ContentType)
 		states, numbers = append(states, int16(d.State)), append(numbers, d.Attempts)
@@ -250,21 +272,27 @@ func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lea
 			outcome, text = resultStates[Dead].recorded, d.LastError
 		}
 		outcomes, errs = append(outcomes, int16(outcome)), append(errs, text)
-		place[d.ID] = d
+		byID[d.ID] = d
 	}
-	b.Queue(leaseSQL, k.tenant, k.entitlement, k.number, tokens, bodies, types, c.destination.Name, lease.Seconds(), states, errs).
-		Query(func(rows pgx.Rows) error {
-			var id pgtype.UUID
-			var until time.Time
-			_, err := pgx.ForEachRow(rows, []any{&id, &until}, func() error {
-				d := place[id.Bytes]
-				d.NextAttemptAt = until
-				d.LeaseUntil = &d.NextAttemptAt
-				return nil
-			})
-			return err
+	var place pgtype.TID
+	var id pgtype.UUID
+	b.Queue(leaseSQL, places, tokens, bodies, types, lease.Seconds(), states, errs).Query(func(rows pgx.Rows) error {
+		var until time.Time
+		_, err := pgx.ForEachRow(rows, []any{&place, &id, &until}, func() error {
+			d := byID[id.Bytes]
+			d.place, d.NextAttemptAt = place, until
+			d.LeaseUntil = &d.NextAttemptAt
+			return nil
 		})
-	b.Queue(beginAttemptsSQL, k.tenant, ids, numbers, worker, outcomes, errs)
+		return err
+	})
+	b.Queue(beginAttemptsSQL, tenants, ids, numbers, worker, outcomes, errs).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&place, &id}, func() error {
+			byID[id.Bytes].attemptPlace = place
+			return nil
+		})
+		return err
+	})
 }
 
 // takeUnknownSQL hands UNKNOWN deliveries out to one asker at a time.

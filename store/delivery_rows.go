@@ -21,20 +21,26 @@ const (
                     AND p.destination = d.destination AND p.state IN (1, 2, 3, 5)
                   ORDER BY p.entry_number LIMIT 1), 0)`
 
-	deliveryColumnsSQL = `
+	deliveryColumnsSQL = ownColumnsSQL + notifyColumnsSQL + heldBySQL + `,` + eventColumnsSQL
+
+	ownColumnsSQL = `
        d.tenant_id, d.delivery_id, d.destination, d.state, d.attempts, d.poison, d.due_at, d.lease_token, d.last_error, d.created_at,
-       d.settled_at, d.body, d.content_type, COALESCE(m.template, ''), COALESCE(m.recipient, ''), COALESCE(m.locale, ''), x.sent_at,` +
-		heldBySQL + `,` + operationColumnsSQL + `,
+       d.settled_at, d.body, d.content_type,`
+	notifyColumnsSQL = `
+       COALESCE(m.template, ''), COALESCE(m.recipient, ''), COALESCE(m.locale, ''), x.sent_at,`
+	eventColumnsSQL = operationColumnsSQL + `,
        e.entitlement_id, e.invoice_id, e.entitlement_type, e.operation_version, e.scope, e.quantity, e.starts_at, e.expires_at,
        e.fingerprint, e.recipe, e.operation_key, e.granted_at, e.ends_at, e.state, e.version, e.changed_at,
        n.entry_number, n.kind, n.operation_key, n.invoice_version, n.actor, n.reason, n.at`
 
 	// deliveryJoins follow a source of deliveries d. All of it is there; LEFT says that deliveries come first, and each of the others is
 	// then a probe for a whole key.
-	deliveryJoins = `
+	deliveryJoins = eventJoins + notifyJoins
+	eventJoins    = `
   LEFT JOIN entitlements e ON e.tenant_id = d.tenant_id AND e.entitlement_id = d.entitlement_id
   LEFT JOIN entries n ON n.tenant_id = d.tenant_id AND n.entitlement_id = d.entitlement_id AND n.entry_number = d.entry_number
-  LEFT JOIN operations w ON w.tenant_id = n.tenant_id AND w.idempotency_key = n.operation_key
+  LEFT JOIN operations w ON w.tenant_id = n.tenant_id AND w.idempotency_key = n.operation_key`
+	notifyJoins = `
   LEFT JOIN notifications m ON m.tenant_id = d.tenant_id AND m.entitlement_id = d.entitlement_id
         AND m.entry_number = d.entry_number AND m.destination = d.destination
   LEFT JOIN notifications_sent x ON x.tenant_id = m.tenant_id AND x.entitlement_id = m.entitlement_id

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // DeliveryResult is what came back from one call.
@@ -20,6 +21,8 @@ type DeliveryResult struct {
 	Outcome  DeliveryOutcome
 	// RetryAfter counts from when the result is recorded, in database time. At most 30 days.
 	RetryAfter time.Duration
+	// Pauses says that the destination asked not to be called any more: it is paused, until Resume.
+	Pauses bool
 	// CountsAsPoison says that a RetryAt counts against the limit.
 	CountsAsPoison bool
 	StatusCode     int
@@ -31,23 +34,38 @@ type DeliveryResult struct {
 
 // settleSQL records results. The token is the guard: a later claim, or an operator, has replaced it. An UNKNOWN delivery that nobody
 // decided about still has the token of the call that is in doubt. It is kept here, so that a repeat is told from a loss.
-const settleSQL = `
+//
+// As a rule a row is where its claim left it, and is found there without a walk of an index; settleByKeySQL finds those that are
+// not. What stands at a place now may be another row, but never with the token.
+const (
+	settleSQL = settleHead + `
+ WHERE d.ctid = c.place AND d.state IN (2, 3) AND d.lease_token = c.token`
+	settleByKeySQL = settleHead + `
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+   AND d.destination = c.destination AND d.state IN (2, 3) AND d.lease_token = c.token`
+
+	settleHead = `
 UPDATE deliveries d
    SET state = c.state, poison = d.poison + c.poison, last_error = c.error,
        due_at = CASE c.state WHEN 1 THEN clock_timestamp() + c.retry_seconds * interval '1 second' ELSE clock_timestamp() END,
        settled_at = CASE c.state WHEN 4 THEN clock_timestamp() END
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::uuid[], $6::smallint[], $7::bigint[], $8::float8[], $9::text[])
-       AS c (tenant_id, entitlement_id, entry_number, destination, token, state, poison, retry_seconds, error)
- WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-   AND d.destination = c.destination AND d.state IN (2, 3) AND d.lease_token = c.token`
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::tid[], $6::uuid[], $7::smallint[], $8::bigint[], $9::float8[], $10::text[])
+       AS c (tenant_id, entitlement_id, entry_number, destination, place, token, state, poison, retry_seconds, error)`
+)
 
 // endAttemptsSQL records results with their attempts, also those that came too late to count: an attempt belongs to one lease.
-const endAttemptsSQL = `
+const (
+	endAttemptsSQL = endAttemptsHead + `
+ WHERE a.ctid = c.place AND a.delivery_id = c.delivery_id AND a.attempt_number = c.attempt_number AND a.tenant_id = c.tenant_id`
+	endAttemptsByKeySQL = endAttemptsHead + `
+ WHERE a.tenant_id = c.tenant_id AND a.delivery_id = c.delivery_id AND a.attempt_number = c.attempt_number`
+
+	endAttemptsHead = `
 UPDATE delivery_attempts a
    SET ended_at = clock_timestamp(), outcome = c.outcome, status_code = c.status_code, error = c.error, note = c.note
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::smallint[], $5::int[], $6::text[], $7::text[])
-       AS c (tenant_id, delivery_id, attempt_number, outcome, status_code, error, note)
- WHERE a.tenant_id = c.tenant_id AND a.delivery_id = c.delivery_id AND a.attempt_number = c.attempt_number`
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::tid[], $5::smallint[], $6::int[], $7::text[], $8::text[])
+       AS c (tenant_id, delivery_id, attempt_number, place, outcome, status_code, error, note)`
+)
 
 // releaseSQL makes due what settled deliveries have held back: of each, the next one that is not settled. A later statement than the
 // settling, so that it sees what a claim has put off meanwhile.
@@ -89,28 +107,23 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 			bytes.Compare(a.Event.Entry.EntitlementID[:], b.Event.Entry.EntitlementID[:]),
 			cmp.Compare(a.Event.Entry.Number, b.Event.Entry.Number), strings.Compare(a.Destination, b.Destination))
 	})
-	kept := make([]bool, len(results))
+	c := resultColumnsOf(results)
+	var kept []bool
 	var released int64
-	err = s.inTransaction(ctx, func(tx pgx.Tx) error {
-		clear(kept)
-		released = 0
-		var batch pgx.Batch
-		queueResults(&batch, results, &released)
-		batch.Queue(keptTokensSQL, tenantsOf(results), idsOf(results), tokensOf(results)).Query(func(rows pgx.Rows) error {
-			var position int
-			_, err := pgx.ForEachRow(rows, []any{&position}, func() error {
-				kept[position-1] = true
-				return nil
-			})
+	err = s.inTransaction(ctx, func(tx pgx.Tx) (err error) {
+		kept, err = c.record(ctx, tx)
+		if err != nil || len(c.final.tenant) == 0 {
 			return err
-		})
-		return tx.SendBatch(ctx, &batch).Close()
+		}
+		tag, err := tx.Exec(ctx, releaseSQL, c.final.tenant, c.final.entitlement, c.final.number, c.finalAt)
+		released = tag.RowsAffected()
+		return err
 	})
 	if err != nil {
 		return nil, readFailure(err)
 	}
 	for i := range results {
-		if !kept[i] {
+		if kept != nil && !kept[i] {
 			lost = append(lost, results[i].Delivery)
 		}
 	}
@@ -120,71 +133,112 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 	return lost, nil
 }
 
-// queueResults appends the statements that record results. released counts the deliveries that they make due.
-func queueResults(b *pgx.Batch, results []DeliveryResult, released *int64) {
-	var k, settled deliveryKeys
-	var to, settledAt []string
-	var states, outcomes []int16
-	var poison, numbers []int64
-	var retry []float64
-	var codes []int32
-	var errs, notes []string
-	var told []*Delivery
+// resultColumns are results as the columns of the statements that record them.
+type resultColumns struct {
+	keys                deliveryKeys
+	destination         []string
+	place, attemptPlace []pgtype.TID
+	token, id           [][16]byte
+	state, outcome      []int16
+	poison, number      []int64
+	retrySeconds        []float64
+	statusCode          []int32
+	err, note           []string
+
+	// final are the deliveries that hold their successors back no more, told those by which somebody was told.
+	final   deliveryKeys
+	finalAt []string
+	told    []*Delivery
+	// pausing are the deliveries that pause their destinations.
+	pausing []*Delivery
+}
+
+func resultColumnsOf(results []DeliveryResult) *resultColumns {
+	c := &resultColumns{}
 	for i := range results {
 		r := &results[i]
 		d := r.Delivery
-		k.addDelivery(d)
-		to = append(to, d.Destination)
 		after := resultStates[r.Outcome]
-		states, outcomes = append(states, int16(after.state)), append(outcomes, int16(after.recorded))
 		counts := int64(0)
 		if r.Outcome == RetryAt && r.CountsAsPoison {
 			counts = 1
 		}
-		poison, numbers = append(poison, counts), append(numbers, d.Attempts)
-		retry = append(retry, boundedRetry(r.RetryAfter).Seconds())
-		codes = append(codes, int32(r.StatusCode))
-		errs, notes = append(errs, clipped(r.Error)), append(notes, clipped(r.Note))
+		c.keys.addDelivery(d)
+		c.destination = append(c.destination, d.Destination)
+		c.place, c.attemptPlace = append(c.place, d.place), append(c.attemptPlace, d.attemptPlace)
+		c.token, c.id = append(c.token, d.LeaseToken), append(c.id, d.ID)
+		c.state, c.outcome = append(c.state, int16(after.state)), append(c.outcome, int16(after.recorded))
+		c.poison, c.number = append(c.poison, counts), append(c.number, d.Attempts)
+		c.retrySeconds = append(c.retrySeconds, boundedRetry(r.RetryAfter).Seconds())
+		c.statusCode = append(c.statusCode, int32(r.StatusCode))
+		c.err, c.note = append(c.err, clipped(r.Error)), append(c.note, clipped(r.Note))
+		if r.Pauses {
+			c.pausing = append(c.pausing, d)
+		}
 		if r.Outcome == Delivered {
-			settled.addDelivery(d)
-			settledAt = append(settledAt, d.Destination)
+			c.final.addDelivery(d)
+			c.finalAt = append(c.finalAt, d.Destination)
 			if d.Notify != nil {
-				told = append(told, d)
+				c.told = append(c.told, d)
 			}
 		}
 	}
-	b.Queue(settleSQL, k.tenant, k.entitlement, k.number, to, tokensOf(results), states, poison, retry, errs)
-	b.Queue(endAttemptsSQL, k.tenant, idsOf(results), numbers, outcomes, codes, errs, notes)
-	if len(told) > 0 {
-		queueSent(b, told)
-	}
-	if len(settled.tenant) > 0 {
-		b.Queue(releaseSQL, settled.tenant, settled.entitlement, settled.number, settledAt).Exec(func(tag pgconn.CommandTag) error {
-			*released = tag.RowsAffected()
+	return c
+}
+
+// record writes the results, and says which of them count: nil where all do.
+func (c *resultColumns) record(ctx context.Context, tx pgx.Tx) (kept []bool, err error) {
+	var settled, ended int64
+	counted := func(n *int64) func(pgconn.CommandTag) error {
+		return func(tag pgconn.CommandTag) error {
+			*n = tag.RowsAffected()
 			return nil
-		})
+		}
 	}
-}
-
-func tenantsOf(results []DeliveryResult) (all []string) {
-	for i := range results {
-		all = append(all, results[i].Delivery.TenantID)
+	write := func(settle, end string) error {
+		var b pgx.Batch
+		b.Queue(settle, c.keys.tenant, c.keys.entitlement, c.keys.number, c.destination, c.place, c.token, c.state, c.poison, c.retrySeconds, c.err).
+			Exec(counted(&settled))
+		b.Queue(end, c.keys.tenant, c.id, c.number, c.attemptPlace, c.outcome, c.statusCode, c.err, c.note).Exec(counted(&ended))
+		return tx.SendBatch(ctx, &b).Close()
 	}
-	return all
-}
-
-func idsOf(results []DeliveryResult) (all [][16]byte) {
-	for i := range results {
-		all = append(all, results[i].Delivery.ID)
+	if err := write(settleSQL, endAttemptsSQL); err != nil {
+		return nil, err
 	}
-	return all
-}
-
-func tokensOf(results []DeliveryResult) (all [][16]byte) {
-	for i := range results {
-		all = append(all, results[i].Delivery.LeaseToken)
+	all := int64(len(c.id))
+	if settled < all || ended < all {
+		before := settled
+		if err := write(settleByKeySQL, endAttemptsByKeySQL); err != nil {
+			return nil, err
+		}
+		settled += before
 	}
-	return all
+	if len(c.told) > 0 || len(c.pausing) > 0 {
+		var b pgx.Batch
+		if len(c.told) > 0 {
+			queueSent(&b, c.told)
+		}
+		for _, d := range c.pausing {
+			b.Queue(pauseSQL, d.Destination, d.TenantID, [16]byte(d.ID), d.Attempts)
+		}
+		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+			return nil, err
+		}
+	}
+	if settled == all {
+		return nil, nil
+	}
+	kept = make([]bool, all)
+	rows, err := tx.Query(ctx, keptTokensSQL, c.keys.tenant, c.id, c.token)
+	if err != nil {
+		return nil, err
+	}
+	var position int
+	_, err = pgx.ForEachRow(rows, []any{&position}, func() error {
+		kept[position-1] = true
+		return nil
+	})
+	return kept, err
 }
 
 // destinationsOf is a column of one name.

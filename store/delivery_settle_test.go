@@ -138,3 +138,34 @@ func TestSettle_WaitsForWhoPutsOff(t *testing.T) {
 		t.Errorf("entry %d is next", next.Event.Entry.Number)
 	}
 }
+
+// A claim remembers where it left its rows. Some have been moved since, and other rows stand in their places: the results must find
+// their own all the same, and touch no other.
+func TestSettle_FindsRowsThatWereMoved(t *testing.T) {
+	b := setup(t, to(crm))
+	for _, n := range []string{"1", "2", "3", "4"} {
+		want(t, b.Store, grant("t", "k"+n, "i"+n, "x"), newly)
+	}
+	all := claim(t, b.Store, "crm")
+	if len(all) != 4 {
+		t.Fatalf("%d deliveries were claimed", len(all))
+	}
+	exec(t, b.sql, `UPDATE deliveries SET last_error = 'moved' WHERE delivery_id = $1`, [16]byte(all[0].ID))
+	exec(t, b.sql, `UPDATE delivery_attempts SET note = 'moved' WHERE delivery_id = $1`, [16]byte(all[1].ID))
+	if lost := settle(t, b.Store, store.Delivered, all[0], all[1]); len(lost) != 0 {
+		t.Errorf("%d results are lost", len(lost))
+	}
+	// The tables are written anew, in another order.
+	exec(t, b.sql, `CLUSTER deliveries USING deliveries_id`)
+	exec(t, b.sql, `CLUSTER delivery_attempts USING delivery_attempts_pkey`)
+	if lost := settle(t, b.Store, store.Dead, all[3]); len(lost) != 0 {
+		t.Errorf("%d results are lost", len(lost))
+	}
+	for i, state := range []pb.DeliveryState{delivered, delivered, sending, dead} {
+		wantState(t, b.Store, all[i], state)
+		attempts := storyOf(t, b.Store, all[i]).Attempts
+		if len(attempts) != 1 || (attempts[0].EndedAt != nil) != (state != sending) {
+			t.Errorf("delivery %d has the attempts %+v", i, attempts)
+		}
+	}
+}

@@ -34,11 +34,13 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"insertNotifications": insertNotificationsSQL, "insertDeliveries": insertDeliveriesSQL,
 		"due": dueSQL, "deliveriesByKey": deliveriesByKeySQL, "lease": leaseSQL, "beginAttempts": beginAttemptsSQL, "hold": holdSQL,
 		"doubt": doubtSQL, "spare": spareSQL, "takeUnknown": takeUnknownSQL, "nextDue": nextDueSQL, "backlog": backlogSQL,
-		"settle": settleSQL, "endAttempts": endAttemptsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
+		"settle": settleSQL, "endAttempts": endAttemptsSQL, "settleByKey": settleByKeySQL, "endAttemptsByKey": endAttemptsByKeySQL,
+		"claimedMails": claimedMailsSQL, "claimedEvents": claimedEventsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
 		"lockOrder": lockOrderSQL, "order": orderSQL, "keepAction": keepActionSQL, "entryThere": entryThereSQL, "actionsOf": actionsOfSQL,
 		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL, "delivery": deliverySQL,
 		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
 		"purgeDeliveries": purgeDeliveriesSQL,
+		"pause":           pauseSQL, "resume": resumeSQL, "lastPause": lastPauseSQL,
 	}
 	for _, sql := range transactionStatements {
 		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
@@ -70,9 +72,13 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"deliveryAttemptsOf delivery_attempts_pkey":             2, // a delivery's
 		"purgeDeliveries delivery_attempts_pkey":                2,
 		"actionsOf operator_actions_pkey":                       2,
+		"due destination_pauses_pkey":                           1, // a destination's
+		"pause destination_pauses_pkey":                         1,
+		"resume destination_pauses_pkey":                        1,
+		"lastPause destination_pauses_pkey":                     1,
 	}
 	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
-	for _, name := range []string{"deliveriesByKey", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
+	for _, name := range []string{"deliveriesByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
 		prefix[name+" notifications_pkey"] = 3
 	}
 	check := func(t *testing.T, except ...string) {

@@ -196,7 +196,10 @@ func openPool(ctx context.Context, cfg *Config, size int32, validate pgconn.Vali
 	pool.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
 	pool.ConnConfig.Tracer = cfg.QueryTracer
 	pool.MaxConns = size
-	pool.AfterConnect = registerRowTypes
+	pool.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		registerArrays(conn.TypeMap())
+		return registerRowTypes(ctx, conn)
+	}
 	p, err := pgxpool.NewWithConfig(ctx, pool)
 	if err != nil {
 		return nil, fmt.Errorf("open the database: %w", err)

@@ -31,12 +31,16 @@ type benchCmd struct {
 	Conns        int      `help:"Connections that the callers share." default:"4" env:"GRANTD_BENCH_CONNS"`
 	JSON         bool     `name:"json" help:"Print JSON instead of a table." env:"GRANTD_BENCH_JSON"`
 
+	Deliveries  bool `help:"Start a private PostgreSQL, and measure grants, the draining of a backlog to a webhook and to NATS, and both at once." env:"GRANTD_BENCH_DELIVERIES"`
+	Backlog     int  `help:"With --deliveries: how many deliveries wait." default:"60000" env:"GRANTD_BENCH_BACKLOG"`
+	Concurrency int  `help:"With --deliveries: the destination's concurrency; 0 leaves the default." default:"0" env:"GRANTD_BENCH_CONCURRENCY"`
+
 	Compare bool              `help:"Start a private PostgreSQL and a server, measure them beside pgbench on the same PostgreSQL, and remove both." env:"GRANTD_BENCH_COMPARE"`
-	Rounds  int               `help:"With --compare: rounds of measurements, of which the medians count." default:"3" env:"GRANTD_BENCH_ROUNDS"`
+	Rounds  int               `help:"With --compare and --deliveries: rounds of measurements, of which the medians count." default:"3" env:"GRANTD_BENCH_ROUNDS"`
 	Preload int               `help:"With --compare: also measure a second database that holds that many entitlements, for example 5000000." default:"0" env:"GRANTD_BENCH_PRELOAD"`
 	Clients []int             `help:"With --compare: other numbers of pgbench's clients, beside 32 and 1." default:"8,16,64" env:"GRANTD_BENCH_CLIENTS"`
-	PGBin   string            `name:"pg-bin" help:"With --compare: folder of PostgreSQL's programs; found on the machine when empty." type:"path" env:"GRANTD_PG_BIN"`
-	PG      map[string]string `name:"pg" help:"With --compare: settings of the private PostgreSQL, name=value." mapsep:";" env:"GRANTD_BENCH_PG"`
+	PGBin   string            `name:"pg-bin" help:"With --compare and --deliveries: folder of PostgreSQL's programs; found on the machine when empty." type:"path" env:"GRANTD_PG_BIN"`
+	PG      map[string]string `name:"pg" help:"With --compare and --deliveries: settings of the private PostgreSQL, name=value." mapsep:";" env:"GRANTD_BENCH_PG"`
 }
 
 // replayedGrants is how many grants are made for the replays of one run.
@@ -53,10 +57,14 @@ func (c *benchCmd) run(ctx context.Context, io stdio) error {
 		return fmt.Errorf("--batch must be between 1 and %d", bench.MaxBatch)
 	case c.Seconds < 0 || c.Count < 0 || c.Preload < 0:
 		return errors.New("--seconds, --count and --preload must not be negative")
-	case c.Seconds == 0 && (c.Count == 0 || c.Compare):
+	case c.Seconds == 0 && (c.Count == 0 || c.Compare || c.Deliveries):
 		return errors.New("--seconds must be positive")
-	case c.Compare && c.Rounds < 1:
+	case c.Compare && c.Deliveries:
+		return errors.New("--compare and --deliveries are two measurements")
+	case (c.Compare || c.Deliveries) && c.Rounds < 1:
 		return errors.New("--rounds must be at least 1")
+	case c.Deliveries && c.Backlog < 1:
+		return errors.New("--backlog must be at least 1")
 	case slices.ContainsFunc(slices.Concat(c.Callers, c.BatchCallers, c.Clients), func(n int) bool { return n < 1 }):
 		return errors.New("--callers, --batch-callers and --clients must be at least 1")
 	}
@@ -64,7 +72,42 @@ func (c *benchCmd) run(ctx context.Context, io stdio) error {
 	if c.Compare {
 		return c.compare(ctx, io)
 	}
+	if c.Deliveries {
+		return c.deliveries(ctx, io)
+	}
 	return c.measure(ctx, io)
+}
+
+func (c *benchCmd) deliveries(ctx context.Context, io stdio) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	report, err := bench.Deliveries(ctx, bench.DeliveriesOptions{
+		Serve:       []string{executable, "serve"},
+		Duration:    time.Duration(c.Seconds) * time.Second,
+		Rounds:      c.Rounds,
+		Conns:       c.Conns,
+		Backlog:     c.Backlog,
+		Concurrency: c.Concurrency,
+		BinDir:      c.PGBin,
+		Settings:    c.PG,
+		StartNATS: func(dir string) (string, func(), error) {
+			broker, err := startDevNATS("127.0.0.1:0", dir)
+			if err != nil {
+				return "", nil, err
+			}
+			return broker.url, broker.stop, nil
+		},
+		Logf: func(format string, args ...any) { fmt.Fprintf(io.stderr, format+"\n", args...) },
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return writeJSON(io.stdout, report)
+	}
+	return report.Write(io.stdout)
 }
 
 func (c *benchCmd) compare(ctx context.Context, io stdio) error {

@@ -55,6 +55,8 @@ func TestBench_Refusals(t *testing.T) {
 		"--batch must be between 1 and 1000":                          func(c *benchCmd) { c.Batch = 1001 },
 		"--seconds must be positive":                                  func(c *benchCmd) { c.Count = 0 },
 		"--rounds must be at least 1":                                 func(c *benchCmd) { c.Compare, c.Seconds = true, 1 },
+		"--compare and --deliveries are two measurements":             func(c *benchCmd) { c.Compare, c.Deliveries, c.Seconds = true, true, 1 },
+		"--backlog must be at least 1":                                func(c *benchCmd) { c.Deliveries, c.Seconds, c.Rounds = true, 1, 1 },
 		"--seconds, --count and --preload must not be negative":       func(c *benchCmd) { c.Preload = -1 },
 		"--callers, --batch-callers and --clients must be at least 1": func(c *benchCmd) { c.Callers = []int{0} },
 	} {

@@ -25,18 +25,24 @@ type deliveriesCmd struct {
 	Redeliver deliveriesRedeliverCmd `cmd:"" help:"Send a DEAD delivery again, with its key and its body."`
 	Discard   deliveriesDiscardCmd   `cmd:"" help:"Give a delivery up for good. Later entries of its entitlement go on."`
 	Resolve   deliveriesResolveCmd   `cmd:"" help:"Say what became of an UNKNOWN delivery."`
+	Resume    deliveriesResumeCmd    `cmd:"" help:"Call a destination again that was paused since it answered 410 Gone."`
 }
 
-// operator is what every command on deliveries needs.
+// operator is what every command on a tenant's deliveries needs.
 type operator struct {
+	operatorService `embed:""`
+	Tenant          string `required:"" help:"The tenant." env:"GRANTD_DELIVERIES_TENANT"`
+}
+
+// operatorService is how every command here reaches a server, and how it prints what that says.
+type operatorService struct {
 	Target  target        `embed:""`
-	Tenant  string        `required:"" help:"The tenant." env:"GRANTD_DELIVERIES_TENANT"`
 	JSON    bool          `name:"json" help:"Print the server's answer as JSON." env:"GRANTD_DELIVERIES_JSON"`
 	Timeout time.Duration `help:"Longest time for all of it." default:"30s" env:"GRANTD_DELIVERIES_TIMEOUT"`
 }
 
 // call connects and gives call the service.
-func (o *operator) call(ctx context.Context, call func(context.Context, entitlementv1.OperatorServiceClient) error) error {
+func (o *operatorService) call(ctx context.Context, call func(context.Context, entitlementv1.OperatorServiceClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	conn, err := o.Target.dial(ctx, grpc.WithDefaultServiceConfig(client.ServiceConfig()))
@@ -159,9 +165,16 @@ func (c *deliveriesShowCmd) run(ctx context.Context, io stdio) error {
 type order struct {
 	operator     `embed:""`
 	deliveryName `embed:""`
-	Actor        string `help:"Who does it." default:"${operator}" env:"GRANTD_DELIVERIES_ACTOR"`
-	Reason       string `required:"" help:"Why." env:"GRANTD_DELIVERIES_REASON"`
+	statement    `embed:""`
 }
+
+// statement is who does something, and why.
+type statement struct {
+	Actor  string `help:"Who does it." default:"${operator}" env:"GRANTD_DELIVERIES_ACTOR"`
+	Reason string `required:"" help:"Why." env:"GRANTD_DELIVERIES_REASON"`
+}
+
+var errNoActor = errors.New("--actor is required where the variable USER is not set")
 
 // operatorOf is user@host, or empty where the environment does not say who the user is.
 func operatorOf(env []string) string {
@@ -188,7 +201,7 @@ type answered interface {
 // send finds the delivery's name, has send make the call, and prints its answer. A rejection is an error.
 func (c *order) send(ctx context.Context, io stdio, send func(context.Context, entitlementv1.OperatorServiceClient, *entitlementv1.GetDeliveryRequest) (answered, error)) error {
 	if c.Actor == "" {
-		return errors.New("--actor is required where the variable USER is not set")
+		return errNoActor
 	}
 	name, err := c.request(c.Tenant)
 	if err != nil {
@@ -311,4 +324,35 @@ func (c *deliveriesResolveCmd) run(ctx context.Context, io stdio) error {
 		}
 		return service.ResolveDelivery(ctx, r)
 	})
+}
+
+// deliveriesResumeCmd is `grantd deliveries resume`.
+type deliveriesResumeCmd struct {
+	operatorService `embed:""`
+	statement       `embed:""`
+	Destination     string `arg:"" help:"The destination's name."`
+	Pause           int64  `help:"End only the pause of this number, as list shows it; 0: the one that holds. To repeat a command that got no answer, give the number." default:"0" env:"GRANTD_DELIVERIES_PAUSE"`
+}
+
+func (c *deliveriesResumeCmd) run(ctx context.Context, io stdio) error {
+	if c.Actor == "" {
+		return errNoActor
+	}
+	var answer *entitlementv1.ResumeDestinationResponse
+	err := c.call(ctx, func(ctx context.Context, service entitlementv1.OperatorServiceClient) (err error) {
+		answer, err = service.ResumeDestination(ctx, &entitlementv1.ResumeDestinationRequest{
+			Destination: c.Destination, PauseNumber: c.Pause, Actor: c.Actor, Reason: c.Reason,
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return writeMessage(io.stdout, answer)
+	}
+	p := answer.GetPause()
+	return fields(io.stdout, "outcome", plain(answer.GetOutcome(), "OUTCOME_"), "destination", c.Destination,
+		"pause", fmt.Sprint(p.GetPauseNumber()), "paused", moment(p.GetPausedAt()), "resumed", moment(p.GetResumedAt()),
+		"actor", p.GetActor(), "caller", p.GetCaller(), "reason", p.GetReason())
 }

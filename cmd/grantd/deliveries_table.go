@@ -103,7 +103,18 @@ func writeDeliveries(w io.Writer, list *entitlementv1.ListDeliveriesResponse) er
 		}
 		t.add(s.GetDestination(), breaker)
 	}
-	return t.write(w)
+	if err := t.write(w); err != nil {
+		return err
+	}
+	for _, s := range list.GetDestinations() {
+		if p := s.GetPause(); p != nil {
+			if _, err := fmt.Fprintf(w, "\nPaused since %s, after 410 Gone. To call it again, with a --reason:\ngrantd deliveries resume %s --pause %d\n",
+				moment(p.GetPausedAt()), s.GetDestination(), p.GetPauseNumber()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func entryOf(d *entitlementv1.Delivery) string {

@@ -48,7 +48,10 @@ func (o *operators) ListDeliveries(_ context.Context, r *entitlementv1.ListDeliv
 	return &entitlementv1.ListDeliveriesResponse{
 		Deliveries: slices.Repeat([]*entitlementv1.Delivery{stuckDelivery()}, int(min(r.GetPageSize(), 2))), NextPageToken: "more",
 		Destinations: []*entitlementv1.DestinationStatus{
-			{Destination: "crm", Breaker: entitlementv1.BreakerState_BREAKER_STATE_OPEN}, {Destination: strings.Repeat("d", 63)},
+			{Destination: "crm", Breaker: entitlementv1.BreakerState_BREAKER_STATE_OPEN},
+			{Destination: strings.Repeat("d", 63), Breaker: entitlementv1.BreakerState_BREAKER_STATE_PAUSED, Pause: &entitlementv1.DestinationPause{
+				PauseNumber: 12, PausedAt: timestamppb.New(time.Unix(1767323045, 0)),
+			}},
 		},
 	}, nil
 }
@@ -93,6 +96,14 @@ func (o *operators) ResolveDelivery(_ context.Context, r *entitlementv1.ResolveD
 	return &entitlementv1.ResolveDeliveryResponse{Outcome: entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED, Delivery: stuckDelivery()}, nil
 }
 
+func (o *operators) ResumeDestination(_ context.Context, r *entitlementv1.ResumeDestinationRequest) (*entitlementv1.ResumeDestinationResponse, error) {
+	o.asked = append(o.asked, r)
+	return &entitlementv1.ResumeDestinationResponse{Outcome: entitlementv1.Outcome_OUTCOME_ALREADY_APPLIED, Pause: &entitlementv1.DestinationPause{
+		PauseNumber: 12, PausedAt: timestamppb.New(time.Unix(1767323045, 0)), ResumedAt: timestamppb.New(time.Unix(1767323047, 0)),
+		Actor: strings.Repeat("a", 200), Reason: strings.Repeat("r", 500),
+	}}, nil
+}
+
 // deliveries runs `grantd deliveries` with these arguments against the server, as ana.
 func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err error) {
 	t.Helper()
@@ -104,7 +115,11 @@ func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err
 	entitlementv1.RegisterOperatorServiceServer(server, o)
 	go server.Serve(listener)
 	defer server.Stop()
-	args = append([]string{"deliveries", args[0], "--addr", listener.Addr().String(), "--tenant", "acme"}, args[1:]...)
+	first := []string{"deliveries", args[0], "--addr", listener.Addr().String()}
+	if args[0] != "resume" {
+		first = append(first, "--tenant", "acme")
+	}
+	args = append(first, args[1:]...)
 	var out, errOut bytes.Buffer
 	err = run(t.Context(), args, []string{"USER=ana"}, &out, &errOut)
 	return out.String(), err
@@ -145,6 +160,34 @@ func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
 	}
 	if !proto.Equal(last, want) {
 		t.Errorf("asked %v, want %v", last, want)
+	}
+}
+
+// A destination is every tenant's, so that its pause is ended without naming one. The list has the command.
+func TestDeliveries_Resume(t *testing.T) {
+	var o operators
+	out, err := o.deliveries(t, "list")
+	name := strings.Repeat("d", 63)
+	if err != nil || !strings.Contains(out, "Paused since 2026-01-02 03:04:05Z") || !strings.Contains(out, "grantd deliveries resume "+name+" --pause 12\n") {
+		t.Errorf("the list: %v\n%s", err, out)
+	}
+	out, err = o.deliveries(t, "resume", name, "--pause", "12", "--reason", "CASE-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantFits(t, out)
+	if !strings.Contains(out, "ALREADY_APPLIED") || !strings.Contains(out, "2026-01-02 03:04:07Z") {
+		t.Errorf("it prints %s", out)
+	}
+	want := &entitlementv1.ResumeDestinationRequest{Destination: name, PauseNumber: 12, Actor: operatorOf([]string{"USER=ana"}), Reason: "CASE-1"}
+	if got := o.asked[len(o.asked)-1]; !proto.Equal(got, want) {
+		t.Errorf("asked %v, want %v", got, want)
+	}
+	if out, err = o.deliveries(t, "resume", name, "--reason", "r", "--json"); err != nil || !json.Valid([]byte(out)) {
+		t.Errorf("%v: %s", err, out)
+	}
+	if _, err = o.deliveries(t, "resume", name, "--reason", "r", "--actor", ""); err == nil || !strings.Contains(err.Error(), "--actor is required") {
+		t.Errorf("without an actor: %v", err)
 	}
 }
 

@@ -168,7 +168,8 @@ const (
 	BreakerState_BREAKER_STATE_OPEN BreakerState = 2
 	// One delivery is sent to see whether it is back.
 	BreakerState_BREAKER_STATE_HALF_OPEN BreakerState = 3
-	// It asked not to be called any more (410 Gone): deliveries wait for an operator to change the configuration.
+	// It asked not to be called any more (410 Gone): deliveries to it wait, from every replica, until an operator ends the pause with
+	// OperatorService.ResumeDestination.
 	BreakerState_BREAKER_STATE_PAUSED BreakerState = 4
 )
 

@@ -9,6 +9,7 @@ package entitlementv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -174,7 +175,7 @@ type ListDeliveriesResponse struct {
 	Deliveries []*Delivery `protobuf:"bytes,1,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
 	// Asks for the next page; empty when there is none.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// What the replica that answers makes of each destination it delivers to, and of each named on this page.
+	// What the replica that answers makes of each destination it delivers to, of each named on this page, and of each that is paused.
 	Destinations  []*DestinationStatus `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -237,7 +238,9 @@ type DestinationStatus struct {
 	// The destination's name.
 	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Whether deliveries flow.
-	Breaker       BreakerState `protobuf:"varint,2,opt,name=breaker,proto3,enum=entitlement.v1.BreakerState" json:"breaker,omitempty"`
+	Breaker BreakerState `protobuf:"varint,2,opt,name=breaker,proto3,enum=entitlement.v1.BreakerState" json:"breaker,omitempty"`
+	// The pause that holds, for all replicas; unset where none does.
+	Pause         *DestinationPause `protobuf:"bytes,3,opt,name=pause,proto3" json:"pause,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -286,6 +289,104 @@ func (x *DestinationStatus) GetBreaker() BreakerState {
 	return BreakerState_BREAKER_STATE_UNSPECIFIED
 }
 
+func (x *DestinationStatus) GetPause() *DestinationPause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+// DestinationPause is a time in which nothing is sent to a destination, since it asked not to be called any more. It is kept for ever.
+type DestinationPause struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the destination's pauses, from 1.
+	PauseNumber int64 `protobuf:"varint,1,opt,name=pause_number,json=pauseNumber,proto3" json:"pause_number,omitempty"`
+	// When it began, in database time.
+	PausedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=paused_at,json=pausedAt,proto3" json:"paused_at,omitempty"`
+	// When it was ended; unset while it holds.
+	ResumedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=resumed_at,json=resumedAt,proto3" json:"resumed_at,omitempty"`
+	// Who ended it, as they said.
+	Actor string `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Why.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Who called, from the client's certificate; empty without one.
+	Caller        string `protobuf:"bytes,6,opt,name=caller,proto3" json:"caller,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DestinationPause) Reset() {
+	*x = DestinationPause{}
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DestinationPause) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DestinationPause) ProtoMessage() {}
+
+func (x *DestinationPause) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DestinationPause.ProtoReflect.Descriptor instead.
+func (*DestinationPause) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *DestinationPause) GetPauseNumber() int64 {
+	if x != nil {
+		return x.PauseNumber
+	}
+	return 0
+}
+
+func (x *DestinationPause) GetPausedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PausedAt
+	}
+	return nil
+}
+
+func (x *DestinationPause) GetResumedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ResumedAt
+	}
+	return nil
+}
+
+func (x *DestinationPause) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *DestinationPause) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DestinationPause) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
+}
+
 // GetDeliveryRequest names a delivery.
 type GetDeliveryRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -305,7 +406,7 @@ type GetDeliveryRequest struct {
 
 func (x *GetDeliveryRequest) Reset() {
 	*x = GetDeliveryRequest{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[4]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +418,7 @@ func (x *GetDeliveryRequest) String() string {
 func (*GetDeliveryRequest) ProtoMessage() {}
 
 func (x *GetDeliveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[4]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +431,7 @@ func (x *GetDeliveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeliveryRequest.ProtoReflect.Descriptor instead.
 func (*GetDeliveryRequest) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{4}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetDeliveryRequest) GetTenantId() string {
@@ -410,7 +511,7 @@ type GetDeliveryResponse struct {
 
 func (x *GetDeliveryResponse) Reset() {
 	*x = GetDeliveryResponse{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[5]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +523,7 @@ func (x *GetDeliveryResponse) String() string {
 func (*GetDeliveryResponse) ProtoMessage() {}
 
 func (x *GetDeliveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[5]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +536,7 @@ func (x *GetDeliveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeliveryResponse.ProtoReflect.Descriptor instead.
 func (*GetDeliveryResponse) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{5}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetDeliveryResponse) GetStory() *DeliveryStory {
@@ -471,7 +572,7 @@ type RedeliverDeliveryRequest struct {
 
 func (x *RedeliverDeliveryRequest) Reset() {
 	*x = RedeliverDeliveryRequest{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[6]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -483,7 +584,7 @@ func (x *RedeliverDeliveryRequest) String() string {
 func (*RedeliverDeliveryRequest) ProtoMessage() {}
 
 func (x *RedeliverDeliveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[6]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -496,7 +597,7 @@ func (x *RedeliverDeliveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeliverDeliveryRequest.ProtoReflect.Descriptor instead.
 func (*RedeliverDeliveryRequest) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{6}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RedeliverDeliveryRequest) GetTenantId() string {
@@ -606,7 +707,7 @@ type RedeliverDeliveryResponse struct {
 
 func (x *RedeliverDeliveryResponse) Reset() {
 	*x = RedeliverDeliveryResponse{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[7]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +719,7 @@ func (x *RedeliverDeliveryResponse) String() string {
 func (*RedeliverDeliveryResponse) ProtoMessage() {}
 
 func (x *RedeliverDeliveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[7]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +732,7 @@ func (x *RedeliverDeliveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeliverDeliveryResponse.ProtoReflect.Descriptor instead.
 func (*RedeliverDeliveryResponse) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{7}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RedeliverDeliveryResponse) GetOutcome() Outcome {
@@ -714,7 +815,7 @@ type DiscardDeliveryRequest struct {
 
 func (x *DiscardDeliveryRequest) Reset() {
 	*x = DiscardDeliveryRequest{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[8]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +827,7 @@ func (x *DiscardDeliveryRequest) String() string {
 func (*DiscardDeliveryRequest) ProtoMessage() {}
 
 func (x *DiscardDeliveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[8]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +840,7 @@ func (x *DiscardDeliveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeliveryRequest.ProtoReflect.Descriptor instead.
 func (*DiscardDeliveryRequest) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{8}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DiscardDeliveryRequest) GetTenantId() string {
@@ -842,7 +943,7 @@ type DiscardDeliveryResponse struct {
 
 func (x *DiscardDeliveryResponse) Reset() {
 	*x = DiscardDeliveryResponse{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[9]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +955,7 @@ func (x *DiscardDeliveryResponse) String() string {
 func (*DiscardDeliveryResponse) ProtoMessage() {}
 
 func (x *DiscardDeliveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[9]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +968,7 @@ func (x *DiscardDeliveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeliveryResponse.ProtoReflect.Descriptor instead.
 func (*DiscardDeliveryResponse) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{9}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DiscardDeliveryResponse) GetOutcome() Outcome {
@@ -955,7 +1056,7 @@ type ResolveDeliveryRequest struct {
 
 func (x *ResolveDeliveryRequest) Reset() {
 	*x = ResolveDeliveryRequest{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[10]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1068,7 @@ func (x *ResolveDeliveryRequest) String() string {
 func (*ResolveDeliveryRequest) ProtoMessage() {}
 
 func (x *ResolveDeliveryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[10]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1081,7 @@ func (x *ResolveDeliveryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveDeliveryRequest.ProtoReflect.Descriptor instead.
 func (*ResolveDeliveryRequest) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{10}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ResolveDeliveryRequest) GetTenantId() string {
@@ -1097,7 +1198,7 @@ type ResolveDeliveryResponse struct {
 
 func (x *ResolveDeliveryResponse) Reset() {
 	*x = ResolveDeliveryResponse{}
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[11]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1109,7 +1210,7 @@ func (x *ResolveDeliveryResponse) String() string {
 func (*ResolveDeliveryResponse) ProtoMessage() {}
 
 func (x *ResolveDeliveryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_entitlement_v1_operator_service_proto_msgTypes[11]
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1122,7 +1223,7 @@ func (x *ResolveDeliveryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveDeliveryResponse.ProtoReflect.Descriptor instead.
 func (*ResolveDeliveryResponse) Descriptor() ([]byte, []int) {
-	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{11}
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ResolveDeliveryResponse) GetOutcome() Outcome {
@@ -1182,11 +1283,173 @@ func (*ResolveDeliveryResponse_Rejection) isResolveDeliveryResponse_Result() {}
 
 func (*ResolveDeliveryResponse_Failure) isResolveDeliveryResponse_Result() {}
 
+// ResumeDestinationRequest asks for a destination to be called again.
+type ResumeDestinationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The destination's name: `[a-z][a-z0-9_-]{0,62}`. Required. It need not be configured.
+	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	// Which pause is to end. Not 0: only the one of this number, so that a late repeat of this request never ends a later one; such a
+	// repeat is ALREADY_APPLIED. 0: whichever holds.
+	PauseNumber int64 `protobuf:"varint,2,opt,name=pause_number,json=pauseNumber,proto3" json:"pause_number,omitempty"`
+	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
+	Actor string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	// Why. Required; 1-500 bytes of UTF-8 without control characters. That of the first request is kept.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeDestinationRequest) Reset() {
+	*x = ResumeDestinationRequest{}
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeDestinationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeDestinationRequest) ProtoMessage() {}
+
+func (x *ResumeDestinationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeDestinationRequest.ProtoReflect.Descriptor instead.
+func (*ResumeDestinationRequest) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ResumeDestinationRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *ResumeDestinationRequest) GetPauseNumber() int64 {
+	if x != nil {
+		return x.PauseNumber
+	}
+	return 0
+}
+
+func (x *ResumeDestinationRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ResumeDestinationRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ResumeDestinationResponse is the typed answer to one resumption.
+type ResumeDestinationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// NEWLY_APPLIED, ALREADY_APPLIED or RETRYABLE_FAILURE.
+	Outcome Outcome `protobuf:"varint,1,opt,name=outcome,proto3,enum=entitlement.v1.Outcome" json:"outcome,omitempty"`
+	// The pause that was ended, by this request or by an earlier one.
+	Pause *DestinationPause `protobuf:"bytes,2,opt,name=pause,proto3" json:"pause,omitempty"`
+	// What else the outcome carries.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*ResumeDestinationResponse_Failure
+	Result        isResumeDestinationResponse_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeDestinationResponse) Reset() {
+	*x = ResumeDestinationResponse{}
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeDestinationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeDestinationResponse) ProtoMessage() {}
+
+func (x *ResumeDestinationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_entitlement_v1_operator_service_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeDestinationResponse.ProtoReflect.Descriptor instead.
+func (*ResumeDestinationResponse) Descriptor() ([]byte, []int) {
+	return file_entitlement_v1_operator_service_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ResumeDestinationResponse) GetOutcome() Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return Outcome_OUTCOME_UNSPECIFIED
+}
+
+func (x *ResumeDestinationResponse) GetPause() *DestinationPause {
+	if x != nil {
+		return x.Pause
+	}
+	return nil
+}
+
+func (x *ResumeDestinationResponse) GetResult() isResumeDestinationResponse_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *ResumeDestinationResponse) GetFailure() *RetryableFailure {
+	if x != nil {
+		if x, ok := x.Result.(*ResumeDestinationResponse_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+type isResumeDestinationResponse_Result interface {
+	isResumeDestinationResponse_Result()
+}
+
+type ResumeDestinationResponse_Failure struct {
+	// RETRYABLE_FAILURE: why there is no answer.
+	Failure *RetryableFailure `protobuf:"bytes,3,opt,name=failure,proto3,oneof"`
+}
+
+func (*ResumeDestinationResponse_Failure) isResumeDestinationResponse_Result() {}
+
 var File_entitlement_v1_operator_service_proto protoreflect.FileDescriptor
 
 const file_entitlement_v1_operator_service_proto_rawDesc = "" +
 	"\n" +
-	"%entitlement/v1/operator_service.proto\x12\x0eentitlement.v1\x1a\x1dentitlement/v1/delivery.proto\x1a\x1centitlement/v1/outcome.proto\"\x7f\n" +
+	"%entitlement/v1/operator_service.proto\x12\x0eentitlement.v1\x1a\x1dentitlement/v1/delivery.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x7f\n" +
 	"\x11DeliveryReference\x12%\n" +
 	"\x0eentitlement_id\x18\x01 \x01(\tR\rentitlementId\x12!\n" +
 	"\fentry_number\x18\x02 \x01(\x03R\ventryNumber\x12 \n" +
@@ -1203,10 +1466,19 @@ const file_entitlement_v1_operator_service_proto_rawDesc = "" +
 	"deliveries\x18\x01 \x03(\v2\x18.entitlement.v1.DeliveryR\n" +
 	"deliveries\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12E\n" +
-	"\fdestinations\x18\x03 \x03(\v2!.entitlement.v1.DestinationStatusR\fdestinations\"m\n" +
+	"\fdestinations\x18\x03 \x03(\v2!.entitlement.v1.DestinationStatusR\fdestinations\"\xa5\x01\n" +
 	"\x11DestinationStatus\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x126\n" +
-	"\abreaker\x18\x02 \x01(\x0e2\x1c.entitlement.v1.BreakerStateR\abreaker\"\xc4\x01\n" +
+	"\abreaker\x18\x02 \x01(\x0e2\x1c.entitlement.v1.BreakerStateR\abreaker\x126\n" +
+	"\x05pause\x18\x03 \x01(\v2 .entitlement.v1.DestinationPauseR\x05pause\"\xef\x01\n" +
+	"\x10DestinationPause\x12!\n" +
+	"\fpause_number\x18\x01 \x01(\x03R\vpauseNumber\x127\n" +
+	"\tpaused_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bpausedAt\x129\n" +
+	"\n" +
+	"resumed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tresumedAt\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06caller\x18\x06 \x01(\tR\x06caller\"\xc4\x01\n" +
 	"\x12GetDeliveryRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12!\n" +
 	"\vdelivery_id\x18\x02 \x01(\tH\x00R\n" +
@@ -1265,13 +1537,24 @@ const file_entitlement_v1_operator_service_proto_rawDesc = "" +
 	"\bdelivery\x18\x02 \x01(\v2\x18.entitlement.v1.DeliveryR\bdelivery\x129\n" +
 	"\trejection\x18\x03 \x01(\v2\x19.entitlement.v1.RejectionH\x00R\trejection\x12<\n" +
 	"\afailure\x18\x04 \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailureB\b\n" +
-	"\x06result2\x95\x04\n" +
+	"\x06result\"\x8d\x01\n" +
+	"\x18ResumeDestinationRequest\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12!\n" +
+	"\fpause_number\x18\x02 \x01(\x03R\vpauseNumber\x12\x14\n" +
+	"\x05actor\x18\x03 \x01(\tR\x05actor\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xce\x01\n" +
+	"\x19ResumeDestinationResponse\x121\n" +
+	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x126\n" +
+	"\x05pause\x18\x02 \x01(\v2 .entitlement.v1.DestinationPauseR\x05pause\x12<\n" +
+	"\afailure\x18\x03 \x01(\v2 .entitlement.v1.RetryableFailureH\x00R\afailureB\b\n" +
+	"\x06result2\x84\x05\n" +
 	"\x0fOperatorService\x12d\n" +
 	"\x0eListDeliveries\x12%.entitlement.v1.ListDeliveriesRequest\x1a&.entitlement.v1.ListDeliveriesResponse\"\x03\x90\x02\x01\x12[\n" +
 	"\vGetDelivery\x12\".entitlement.v1.GetDeliveryRequest\x1a#.entitlement.v1.GetDeliveryResponse\"\x03\x90\x02\x01\x12m\n" +
 	"\x11RedeliverDelivery\x12(.entitlement.v1.RedeliverDeliveryRequest\x1a).entitlement.v1.RedeliverDeliveryResponse\"\x03\x90\x02\x02\x12g\n" +
 	"\x0fDiscardDelivery\x12&.entitlement.v1.DiscardDeliveryRequest\x1a'.entitlement.v1.DiscardDeliveryResponse\"\x03\x90\x02\x02\x12g\n" +
-	"\x0fResolveDelivery\x12&.entitlement.v1.ResolveDeliveryRequest\x1a'.entitlement.v1.ResolveDeliveryResponse\"\x03\x90\x02\x02B;Z9github.com/grantd/grantd/gen/entitlement/v1;entitlementv1b\x06proto3"
+	"\x0fResolveDelivery\x12&.entitlement.v1.ResolveDeliveryRequest\x1a'.entitlement.v1.ResolveDeliveryResponse\"\x03\x90\x02\x02\x12m\n" +
+	"\x11ResumeDestination\x12(.entitlement.v1.ResumeDestinationRequest\x1a).entitlement.v1.ResumeDestinationResponse\"\x03\x90\x02\x02B;Z9github.com/grantd/grantd/gen/entitlement/v1;entitlementv1b\x06proto3"
 
 var (
 	file_entitlement_v1_operator_service_proto_rawDescOnce sync.Once
@@ -1285,67 +1568,79 @@ func file_entitlement_v1_operator_service_proto_rawDescGZIP() []byte {
 	return file_entitlement_v1_operator_service_proto_rawDescData
 }
 
-var file_entitlement_v1_operator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_entitlement_v1_operator_service_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_entitlement_v1_operator_service_proto_goTypes = []any{
 	(*DeliveryReference)(nil),         // 0: entitlement.v1.DeliveryReference
 	(*ListDeliveriesRequest)(nil),     // 1: entitlement.v1.ListDeliveriesRequest
 	(*ListDeliveriesResponse)(nil),    // 2: entitlement.v1.ListDeliveriesResponse
 	(*DestinationStatus)(nil),         // 3: entitlement.v1.DestinationStatus
-	(*GetDeliveryRequest)(nil),        // 4: entitlement.v1.GetDeliveryRequest
-	(*GetDeliveryResponse)(nil),       // 5: entitlement.v1.GetDeliveryResponse
-	(*RedeliverDeliveryRequest)(nil),  // 6: entitlement.v1.RedeliverDeliveryRequest
-	(*RedeliverDeliveryResponse)(nil), // 7: entitlement.v1.RedeliverDeliveryResponse
-	(*DiscardDeliveryRequest)(nil),    // 8: entitlement.v1.DiscardDeliveryRequest
-	(*DiscardDeliveryResponse)(nil),   // 9: entitlement.v1.DiscardDeliveryResponse
-	(*ResolveDeliveryRequest)(nil),    // 10: entitlement.v1.ResolveDeliveryRequest
-	(*ResolveDeliveryResponse)(nil),   // 11: entitlement.v1.ResolveDeliveryResponse
-	(DeliveryState)(0),                // 12: entitlement.v1.DeliveryState
-	(*Delivery)(nil),                  // 13: entitlement.v1.Delivery
-	(BreakerState)(0),                 // 14: entitlement.v1.BreakerState
-	(*DeliveryStory)(nil),             // 15: entitlement.v1.DeliveryStory
-	(Outcome)(0),                      // 16: entitlement.v1.Outcome
-	(*Rejection)(nil),                 // 17: entitlement.v1.Rejection
-	(*RetryableFailure)(nil),          // 18: entitlement.v1.RetryableFailure
-	(DeliveryResolution)(0),           // 19: entitlement.v1.DeliveryResolution
+	(*DestinationPause)(nil),          // 4: entitlement.v1.DestinationPause
+	(*GetDeliveryRequest)(nil),        // 5: entitlement.v1.GetDeliveryRequest
+	(*GetDeliveryResponse)(nil),       // 6: entitlement.v1.GetDeliveryResponse
+	(*RedeliverDeliveryRequest)(nil),  // 7: entitlement.v1.RedeliverDeliveryRequest
+	(*RedeliverDeliveryResponse)(nil), // 8: entitlement.v1.RedeliverDeliveryResponse
+	(*DiscardDeliveryRequest)(nil),    // 9: entitlement.v1.DiscardDeliveryRequest
+	(*DiscardDeliveryResponse)(nil),   // 10: entitlement.v1.DiscardDeliveryResponse
+	(*ResolveDeliveryRequest)(nil),    // 11: entitlement.v1.ResolveDeliveryRequest
+	(*ResolveDeliveryResponse)(nil),   // 12: entitlement.v1.ResolveDeliveryResponse
+	(*ResumeDestinationRequest)(nil),  // 13: entitlement.v1.ResumeDestinationRequest
+	(*ResumeDestinationResponse)(nil), // 14: entitlement.v1.ResumeDestinationResponse
+	(DeliveryState)(0),                // 15: entitlement.v1.DeliveryState
+	(*Delivery)(nil),                  // 16: entitlement.v1.Delivery
+	(BreakerState)(0),                 // 17: entitlement.v1.BreakerState
+	(*timestamppb.Timestamp)(nil),     // 18: google.protobuf.Timestamp
+	(*DeliveryStory)(nil),             // 19: entitlement.v1.DeliveryStory
+	(Outcome)(0),                      // 20: entitlement.v1.Outcome
+	(*Rejection)(nil),                 // 21: entitlement.v1.Rejection
+	(*RetryableFailure)(nil),          // 22: entitlement.v1.RetryableFailure
+	(DeliveryResolution)(0),           // 23: entitlement.v1.DeliveryResolution
 }
 var file_entitlement_v1_operator_service_proto_depIdxs = []int32{
-	12, // 0: entitlement.v1.ListDeliveriesRequest.state:type_name -> entitlement.v1.DeliveryState
-	13, // 1: entitlement.v1.ListDeliveriesResponse.deliveries:type_name -> entitlement.v1.Delivery
+	15, // 0: entitlement.v1.ListDeliveriesRequest.state:type_name -> entitlement.v1.DeliveryState
+	16, // 1: entitlement.v1.ListDeliveriesResponse.deliveries:type_name -> entitlement.v1.Delivery
 	3,  // 2: entitlement.v1.ListDeliveriesResponse.destinations:type_name -> entitlement.v1.DestinationStatus
-	14, // 3: entitlement.v1.DestinationStatus.breaker:type_name -> entitlement.v1.BreakerState
-	0,  // 4: entitlement.v1.GetDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
-	15, // 5: entitlement.v1.GetDeliveryResponse.story:type_name -> entitlement.v1.DeliveryStory
-	0,  // 6: entitlement.v1.RedeliverDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
-	16, // 7: entitlement.v1.RedeliverDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
-	13, // 8: entitlement.v1.RedeliverDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
-	17, // 9: entitlement.v1.RedeliverDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
-	18, // 10: entitlement.v1.RedeliverDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	0,  // 11: entitlement.v1.DiscardDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
-	16, // 12: entitlement.v1.DiscardDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
-	13, // 13: entitlement.v1.DiscardDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
-	17, // 14: entitlement.v1.DiscardDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
-	18, // 15: entitlement.v1.DiscardDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	0,  // 16: entitlement.v1.ResolveDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
-	19, // 17: entitlement.v1.ResolveDeliveryRequest.resolution:type_name -> entitlement.v1.DeliveryResolution
-	16, // 18: entitlement.v1.ResolveDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
-	13, // 19: entitlement.v1.ResolveDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
-	17, // 20: entitlement.v1.ResolveDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
-	18, // 21: entitlement.v1.ResolveDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	1,  // 22: entitlement.v1.OperatorService.ListDeliveries:input_type -> entitlement.v1.ListDeliveriesRequest
-	4,  // 23: entitlement.v1.OperatorService.GetDelivery:input_type -> entitlement.v1.GetDeliveryRequest
-	6,  // 24: entitlement.v1.OperatorService.RedeliverDelivery:input_type -> entitlement.v1.RedeliverDeliveryRequest
-	8,  // 25: entitlement.v1.OperatorService.DiscardDelivery:input_type -> entitlement.v1.DiscardDeliveryRequest
-	10, // 26: entitlement.v1.OperatorService.ResolveDelivery:input_type -> entitlement.v1.ResolveDeliveryRequest
-	2,  // 27: entitlement.v1.OperatorService.ListDeliveries:output_type -> entitlement.v1.ListDeliveriesResponse
-	5,  // 28: entitlement.v1.OperatorService.GetDelivery:output_type -> entitlement.v1.GetDeliveryResponse
-	7,  // 29: entitlement.v1.OperatorService.RedeliverDelivery:output_type -> entitlement.v1.RedeliverDeliveryResponse
-	9,  // 30: entitlement.v1.OperatorService.DiscardDelivery:output_type -> entitlement.v1.DiscardDeliveryResponse
-	11, // 31: entitlement.v1.OperatorService.ResolveDelivery:output_type -> entitlement.v1.ResolveDeliveryResponse
-	27, // [27:32] is the sub-list for method output_type
-	22, // [22:27] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	17, // 3: entitlement.v1.DestinationStatus.breaker:type_name -> entitlement.v1.BreakerState
+	4,  // 4: entitlement.v1.DestinationStatus.pause:type_name -> entitlement.v1.DestinationPause
+	18, // 5: entitlement.v1.DestinationPause.paused_at:type_name -> google.protobuf.Timestamp
+	18, // 6: entitlement.v1.DestinationPause.resumed_at:type_name -> google.protobuf.Timestamp
+	0,  // 7: entitlement.v1.GetDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
+	19, // 8: entitlement.v1.GetDeliveryResponse.story:type_name -> entitlement.v1.DeliveryStory
+	0,  // 9: entitlement.v1.RedeliverDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
+	20, // 10: entitlement.v1.RedeliverDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
+	16, // 11: entitlement.v1.RedeliverDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
+	21, // 12: entitlement.v1.RedeliverDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
+	22, // 13: entitlement.v1.RedeliverDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	0,  // 14: entitlement.v1.DiscardDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
+	20, // 15: entitlement.v1.DiscardDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
+	16, // 16: entitlement.v1.DiscardDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
+	21, // 17: entitlement.v1.DiscardDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
+	22, // 18: entitlement.v1.DiscardDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	0,  // 19: entitlement.v1.ResolveDeliveryRequest.reference:type_name -> entitlement.v1.DeliveryReference
+	23, // 20: entitlement.v1.ResolveDeliveryRequest.resolution:type_name -> entitlement.v1.DeliveryResolution
+	20, // 21: entitlement.v1.ResolveDeliveryResponse.outcome:type_name -> entitlement.v1.Outcome
+	16, // 22: entitlement.v1.ResolveDeliveryResponse.delivery:type_name -> entitlement.v1.Delivery
+	21, // 23: entitlement.v1.ResolveDeliveryResponse.rejection:type_name -> entitlement.v1.Rejection
+	22, // 24: entitlement.v1.ResolveDeliveryResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	20, // 25: entitlement.v1.ResumeDestinationResponse.outcome:type_name -> entitlement.v1.Outcome
+	4,  // 26: entitlement.v1.ResumeDestinationResponse.pause:type_name -> entitlement.v1.DestinationPause
+	22, // 27: entitlement.v1.ResumeDestinationResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	1,  // 28: entitlement.v1.OperatorService.ListDeliveries:input_type -> entitlement.v1.ListDeliveriesRequest
+	5,  // 29: entitlement.v1.OperatorService.GetDelivery:input_type -> entitlement.v1.GetDeliveryRequest
+	7,  // 30: entitlement.v1.OperatorService.RedeliverDelivery:input_type -> entitlement.v1.RedeliverDeliveryRequest
+	9,  // 31: entitlement.v1.OperatorService.DiscardDelivery:input_type -> entitlement.v1.DiscardDeliveryRequest
+	11, // 32: entitlement.v1.OperatorService.ResolveDelivery:input_type -> entitlement.v1.ResolveDeliveryRequest
+	13, // 33: entitlement.v1.OperatorService.ResumeDestination:input_type -> entitlement.v1.ResumeDestinationRequest
+	2,  // 34: entitlement.v1.OperatorService.ListDeliveries:output_type -> entitlement.v1.ListDeliveriesResponse
+	6,  // 35: entitlement.v1.OperatorService.GetDelivery:output_type -> entitlement.v1.GetDeliveryResponse
+	8,  // 36: entitlement.v1.OperatorService.RedeliverDelivery:output_type -> entitlement.v1.RedeliverDeliveryResponse
+	10, // 37: entitlement.v1.OperatorService.DiscardDelivery:output_type -> entitlement.v1.DiscardDeliveryResponse
+	12, // 38: entitlement.v1.OperatorService.ResolveDelivery:output_type -> entitlement.v1.ResolveDeliveryResponse
+	14, // 39: entitlement.v1.OperatorService.ResumeDestination:output_type -> entitlement.v1.ResumeDestinationResponse
+	34, // [34:40] is the sub-list for method output_type
+	28, // [28:34] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_entitlement_v1_operator_service_proto_init() }
@@ -1355,37 +1650,40 @@ func file_entitlement_v1_operator_service_proto_init() {
 	}
 	file_entitlement_v1_delivery_proto_init()
 	file_entitlement_v1_outcome_proto_init()
-	file_entitlement_v1_operator_service_proto_msgTypes[4].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[5].OneofWrappers = []any{
 		(*GetDeliveryRequest_DeliveryId)(nil),
 		(*GetDeliveryRequest_DeliveryKey)(nil),
 		(*GetDeliveryRequest_Reference)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[6].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[7].OneofWrappers = []any{
 		(*RedeliverDeliveryRequest_DeliveryId)(nil),
 		(*RedeliverDeliveryRequest_DeliveryKey)(nil),
 		(*RedeliverDeliveryRequest_Reference)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[7].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[8].OneofWrappers = []any{
 		(*RedeliverDeliveryResponse_Rejection)(nil),
 		(*RedeliverDeliveryResponse_Failure)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[8].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[9].OneofWrappers = []any{
 		(*DiscardDeliveryRequest_DeliveryId)(nil),
 		(*DiscardDeliveryRequest_DeliveryKey)(nil),
 		(*DiscardDeliveryRequest_Reference)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[9].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[10].OneofWrappers = []any{
 		(*DiscardDeliveryResponse_Rejection)(nil),
 		(*DiscardDeliveryResponse_Failure)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[10].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[11].OneofWrappers = []any{
 		(*ResolveDeliveryRequest_DeliveryId)(nil),
 		(*ResolveDeliveryRequest_DeliveryKey)(nil),
 		(*ResolveDeliveryRequest_Reference)(nil),
 	}
-	file_entitlement_v1_operator_service_proto_msgTypes[11].OneofWrappers = []any{
+	file_entitlement_v1_operator_service_proto_msgTypes[12].OneofWrappers = []any{
 		(*ResolveDeliveryResponse_Rejection)(nil),
 		(*ResolveDeliveryResponse_Failure)(nil),
+	}
+	file_entitlement_v1_operator_service_proto_msgTypes[14].OneofWrappers = []any{
+		(*ResumeDestinationResponse_Failure)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1393,7 +1691,7 @@ func file_entitlement_v1_operator_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_entitlement_v1_operator_service_proto_rawDesc), len(file_entitlement_v1_operator_service_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

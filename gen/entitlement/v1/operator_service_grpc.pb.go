@@ -24,6 +24,7 @@ const (
 	OperatorService_RedeliverDelivery_FullMethodName = "/entitlement.v1.OperatorService/RedeliverDelivery"
 	OperatorService_DiscardDelivery_FullMethodName   = "/entitlement.v1.OperatorService/DiscardDelivery"
 	OperatorService_ResolveDelivery_FullMethodName   = "/entitlement.v1.OperatorService/ResolveDelivery"
+	OperatorService_ResumeDestination_FullMethodName = "/entitlement.v1.OperatorService/ResumeDestination"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -51,6 +52,10 @@ type OperatorServiceClient interface {
 	DiscardDelivery(ctx context.Context, in *DiscardDeliveryRequest, opts ...grpc.CallOption) (*DiscardDeliveryResponse, error)
 	// Settles an UNKNOWN delivery: it was delivered, or is to be sent again. A repeat is ALREADY_APPLIED.
 	ResolveDelivery(ctx context.Context, in *ResolveDeliveryRequest, opts ...grpc.CallOption) (*ResolveDeliveryResponse, error)
+	// Ends the pause of a destination that asked not to be called any more: what waits for it is sent again, by every replica within
+	// seconds, one delivery first. Nothing else changes: the delivery that was refused stays DEAD until it is redelivered. NOT_FOUND where
+	// there never was such a pause. A repeat is ALREADY_APPLIED.
+	ResumeDestination(ctx context.Context, in *ResumeDestinationRequest, opts ...grpc.CallOption) (*ResumeDestinationResponse, error)
 }
 
 type operatorServiceClient struct {
@@ -111,6 +116,16 @@ func (c *operatorServiceClient) ResolveDelivery(ctx context.Context, in *Resolve
 	return out, nil
 }
 
+func (c *operatorServiceClient) ResumeDestination(ctx context.Context, in *ResumeDestinationRequest, opts ...grpc.CallOption) (*ResumeDestinationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeDestinationResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ResumeDestination_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServiceServer is the server API for OperatorService service.
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
@@ -136,6 +151,10 @@ type OperatorServiceServer interface {
 	DiscardDelivery(context.Context, *DiscardDeliveryRequest) (*DiscardDeliveryResponse, error)
 	// Settles an UNKNOWN delivery: it was delivered, or is to be sent again. A repeat is ALREADY_APPLIED.
 	ResolveDelivery(context.Context, *ResolveDeliveryRequest) (*ResolveDeliveryResponse, error)
+	// Ends the pause of a destination that asked not to be called any more: what waits for it is sent again, by every replica within
+	// seconds, one delivery first. Nothing else changes: the delivery that was refused stays DEAD until it is redelivered. NOT_FOUND where
+	// there never was such a pause. A repeat is ALREADY_APPLIED.
+	ResumeDestination(context.Context, *ResumeDestinationRequest) (*ResumeDestinationResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
 
@@ -160,6 +179,9 @@ func (UnimplementedOperatorServiceServer) DiscardDelivery(context.Context, *Disc
 }
 func (UnimplementedOperatorServiceServer) ResolveDelivery(context.Context, *ResolveDeliveryRequest) (*ResolveDeliveryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResolveDelivery not implemented")
+}
+func (UnimplementedOperatorServiceServer) ResumeDestination(context.Context, *ResumeDestinationRequest) (*ResumeDestinationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeDestination not implemented")
 }
 func (UnimplementedOperatorServiceServer) mustEmbedUnimplementedOperatorServiceServer() {}
 func (UnimplementedOperatorServiceServer) testEmbeddedByValue()                         {}
@@ -272,6 +294,24 @@ func _OperatorService_ResolveDelivery_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ResumeDestination_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeDestinationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ResumeDestination(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ResumeDestination_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ResumeDestination(ctx, req.(*ResumeDestinationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // OperatorService_ServiceDesc is the grpc.ServiceDesc for OperatorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -298,6 +338,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResolveDelivery",
 			Handler:    _OperatorService_ResolveDelivery_Handler,
+		},
+		{
+			MethodName: "ResumeDestination",
+			Handler:    _OperatorService_ResumeDestination_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -32,3 +32,15 @@ func ReadOutcomes(message []byte) (map[string]uint64, error) {
 func Preload(ctx context.Context, url string, count int) error {
 	return preload(ctx, url, count, func(string, ...any) {})
 }
+
+// Receiver is a webhook's receiver.
+type Receiver struct{ *receiver }
+
+func StartReceiver() (Receiver, error) {
+	r, err := startReceiver()
+	return Receiver{r}, err
+}
+
+func (r Receiver) URL() string     { return r.url }
+func (r Receiver) Distinct() int64 { return r.distinct.Load() }
+func (r Receiver) Stop()           { r.stop() }

@@ -1,0 +1,93 @@
+package outbox_test
+
+import (
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cloudevents/sdk-go/v2/event"
+
+	"github.com/grantd/grantd/outbox"
+	"github.com/grantd/grantd/store"
+)
+
+// gated is a receiver that was fast, and then answers nothing until its gate opens.
+type gated struct {
+	*bundle
+	in      *inbox
+	gate    chan struct{}
+	failing atomic.Bool
+}
+
+const (
+	gatedDeliveries = 1500
+	gateAfter       = 400
+)
+
+// setupGated returns when much is claimed ahead, and no call ends.
+func setupGated(t *testing.T) (*gated, *replica) {
+	g := &gated{gate: make(chan struct{})}
+	var arrived atomic.Int64
+	g.in = newInbox(t, func(w http.ResponseWriter, _ *http.Request, _ *event.Event, _ int) bool {
+		if arrived.Add(1) > gateAfter {
+			<-g.gate
+		}
+		if g.failing.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		return g.failing.Load()
+	})
+	g.bundle = setup(t, "destinations:"+hook("crm", g.in.URL, g.in.ca, `deduplicates: true
+  concurrency: 2
+  retry: {limit: 3, min_delay: 20ms, max_delay: 100ms}`, ""))
+	var commands []store.Command
+	for i := range gatedDeliveries {
+		commands = append(commands, grant("acme", fmt.Sprint("INV-", i), "team_access"))
+	}
+	g.applyAll(commands)
+	r := g.start(func(c *outbox.Config) { c.Grace = time.Minute })
+	g.await("much is claimed ahead", `SELECT count(*) > 10 FROM deliveries WHERE state = 2`)
+	return g, r
+}
+
+// wantAllOnce waits for every delivery, and checks that each had its effect once and none of its budget used up.
+func (g *gated) wantAllOnce() {
+	g.t.Helper()
+	g.awaitState("crm", delivered, gatedDeliveries)
+	if !g.is(`SELECT sum(poison) = 0 FROM deliveries`) || g.in.count() != gatedDeliveries {
+		g.t.Errorf("%d taken\n%s", g.in.count(), g.states())
+	}
+}
+
+const unsentSQL = `SELECT count(*) > 0 FROM delivery_attempts WHERE outcome = 2 AND error LIKE 'the call was not made%'`
+
+// A fast destination breaks down while much is claimed ahead for it. None of that is thrown at it, nor held until its lease runs out.
+func TestOutbox_GivesBackWhatIsClaimedAhead(t *testing.T) {
+	g, _ := setupGated(t)
+	g.failing.Store(true)
+	close(g.gate)
+	g.await("all but a probe is given back", `SELECT count(*) <= 1 FROM deliveries WHERE state = 2`)
+	if !g.is(unsentSQL) {
+		t.Errorf("nothing was given back\n%s", g.states())
+	}
+	g.failing.Store(false)
+	g.wantAllOnce()
+}
+
+// The process is told to stop while much is claimed ahead. It ends the calls under way, and leaves the rest to the next one at once.
+func TestOutbox_StopGivesBackWhatIsClaimedAhead(t *testing.T) {
+	g, r := setupGated(t)
+	stopped := make(chan struct{})
+	go func() { r.stop(); close(stopped) }()
+	g.await("the rest is given back", `SELECT count(*) <= 2 FROM deliveries WHERE state = 2`)
+	if !g.is(unsentSQL) {
+		t.Errorf("nothing was given back\n%s", g.states())
+	}
+	close(g.gate)
+	<-stopped
+	g.awaitState("crm", sending, 0)
+	g.start()
+	g.wantAllOnce()
+}

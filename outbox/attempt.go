@@ -1,0 +1,118 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/grantd/grantd/store"
+	"github.com/grantd/grantd/telemetry"
+)
+
+// finished is an attempt that has ended. cut says that the process stopped before it did, unsent that the call was never made.
+type finished struct {
+	delivery *store.Delivery
+	result   result
+	took     time.Duration
+	cut      bool
+	unsent   bool
+}
+
+// attempt calls the destination once.
+func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
+	ctx, span := w.tracer.Start(originContext(calls, d), "grantd.deliver "+w.destination.Name,
+		trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+			attribute.String(telemetry.KeyName, d.Event.Entry.OperationKey),
+			attribute.String("grantd.delivery.key", d.Key),
+			attribute.String("grantd.delivery.destination", w.destination.Name),
+			attribute.Int64("grantd.delivery.attempt", d.Attempts),
+			attribute.String("entitlement.tenant_id", d.TenantID),
+			attribute.String("entitlement.event_id", d.Event.Operation.Origin.EventID),
+		))
+	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
+	defer cancel()
+	started := time.Now()
+	r := w.send(ctx, d)
+	r.reason = sanitise(r.reason)
+	if r.verdict != delivered {
+		span.SetStatus(codes.Error, r.reason)
+	}
+	if r.statusCode != 0 {
+		span.SetAttributes(attribute.Int("grantd.delivery.status_code", r.statusCode))
+	}
+	span.End()
+	return finished{delivery: d, result: r, took: time.Since(started), cut: calls.Err() != nil && r.verdict != delivered}
+}
+
+// send keeps a panic of a sender's library from ending the process, and with it every other delivery.
+func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.log.ErrorContext(ctx, "an attempt panicked", "delivery_key", d.Key, "panic", p)
+			r = result{verdict: uncertain, reason: errPanic.Error()}
+		}
+	}()
+	return w.sender.send(ctx, d)
+}
+
+// reasonUnsent is recorded of an attempt whose call was not made. It counts against nobody.
+const reasonUnsent = "the call was not made: the destination fell silent, or the process was stopped"
+
+// judge turns what came of an attempt into what is recorded of the delivery.
+func (w *worker) judge(f finished) store.DeliveryResult {
+	d, r, now := f.delivery, f.result, w.config.Now()
+	s := store.DeliveryResult{Delivery: d, StatusCode: r.statusCode, Error: r.reason, Note: r.note}
+	switch {
+	case f.unsent:
+		// Were it the probe, nobody would ever send another.
+		w.breaker.refund()
+		s.Outcome, s.Error = store.RetryAt, reasonUnsent
+		return s
+	case r.verdict == delivered:
+		w.breaker.succeeded(d.ID)
+		s.Outcome, s.Error = store.Delivered, ""
+	case r.verdict == uncertain && !w.destination.Deduplicates:
+		w.breaker.failed(d.ID, r.unreachable, now, random())
+		s.Outcome = store.Unknown
+	case r.verdict == gone:
+		w.breaker.pause()
+		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
+		s.Outcome, s.Pauses = store.Dead, true
+	case r.verdict == permanent:
+		w.breaker.refused(d.ID, now, random())
+		s.Outcome = store.Dead
+	default:
+		counts, probe := w.breaker.failed(d.ID, r.unreachable, now, random())
+		s.Outcome, s.CountsAsPoison = store.RetryAt, counts
+		s.RetryAfter = w.destination.Retry.delay(d.Attempts, r.retryAfter, random())
+		if probe > 0 {
+			s.RetryAfter = max(probe, min(r.retryAfter, w.destination.Retry.MaxDelay))
+		}
+		if counts && d.Poison+1 >= int64(w.destination.Retry.Limit) {
+			s.Outcome = store.Dead
+			s.Error = sanitise(fmt.Sprintf("failed %d times while others passed: %s", d.Poison+1, r.reason))
+		}
+	}
+	w.observe(f, &s)
+	return s
+}
+
+func (w *worker) observe(f finished, s *store.DeliveryResult) {
+	outcome := outcomeNames[s.Outcome]
+	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
+	ctx := context.Background()
+	w.meters.attempts.Add(ctx, 1, labels)
+	w.meters.duration.Record(ctx, f.took.Seconds(), labels)
+	if isRepeat(f, w.destination.Deduplicates) {
+		w.meters.repeated(w.destination.Kind, 1)
+	}
+	if s.Outcome == store.Dead || s.Outcome == store.Unknown {
+		w.log.WarnContext(originContext(ctx, f.delivery), "a delivery waits for an operator",
+			"state", outcome, "tenant_id", f.delivery.TenantID, "delivery_key", f.delivery.Key, "error", s.Error)
+	}
+}
