@@ -18,12 +18,21 @@ import (
 type finished struct {
 	delivery *store.Delivery
 	result   result
+	started  time.Time
 	took     time.Duration
-	cut      bool
-	unsent   bool
+	// span is nil where the call was never made.
+	span   trace.Span
+	cut    bool
+	unsent bool
 }
 
-// attempt calls the destination once.
+// endSpan says what is recorded of the attempt, and ends its span where the call ended.
+func (f *finished) endSpan(outcome string) {
+	f.span.SetAttributes(attribute.String("grantd.delivery.outcome", outcome))
+	f.span.End(trace.WithTimestamp(f.started.Add(f.took)))
+}
+
+// attempt calls the destination once. Its span is ended by whoever judges it.
 func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 	ctx, span := w.tracer.Start(originContext(calls, d), "grantd.deliver "+w.destination.Name,
 		trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
@@ -45,8 +54,7 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 	if r.statusCode != 0 {
 		span.SetAttributes(attribute.Int("grantd.delivery.status_code", r.statusCode))
 	}
-	span.End()
-	return finished{delivery: d, result: r, took: time.Since(started), cut: calls.Err() != nil && r.verdict != delivered}
+	return finished{delivery: d, result: r, started: started, took: time.Since(started), span: span, cut: calls.Err() != nil && r.verdict != delivered}
 }
 
 // send keeps a panic of a sender's library from ending the process, and with it every other delivery.
@@ -104,6 +112,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 
 func (w *worker) observe(f finished, s *store.DeliveryResult) {
 	outcome := outcomeNames[s.Outcome]
+	f.endSpan(outcome)
 	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
 	ctx := context.Background()
 	w.meters.attempts.Add(ctx, 1, labels)

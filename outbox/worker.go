@@ -302,6 +302,7 @@ func (w *worker) giveBack() {
 func (w *worker) take(f finished) {
 	for count := 1; ; count++ {
 		if f.cut {
+			f.endSpan("cut_off")
 			w.held--
 		} else {
 			w.unsettled = append(w.unsettled, w.judge(f))
