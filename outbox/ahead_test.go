@@ -31,6 +31,8 @@ func setupGated(t *testing.T) (*gated, *replica) {
 	g := &gated{gate: make(chan struct{})}
 	var arrived atomic.Int64
 	g.in = newInbox(t, func(w http.ResponseWriter, _ *http.Request, _ *event.Event, _ int) bool {
+		// So that the worker has taken the destination's pace before the gate shuts.
+		time.Sleep(time.Millisecond)
 		if arrived.Add(1) > gateAfter {
 			<-g.gate
 		}
@@ -48,6 +50,7 @@ func setupGated(t *testing.T) (*gated, *replica) {
 	}
 	g.applyAll(commands)
 	r := g.start(func(c *outbox.Config) { c.Grace = time.Minute })
+	waitFor(t, func() (string, bool) { return "the gate is not reached", arrived.Load() > gateAfter })
 	g.await("much is claimed ahead", `SELECT count(*) > 10 FROM deliveries WHERE state = 2`)
 	return g, r
 }

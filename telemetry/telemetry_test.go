@@ -286,6 +286,9 @@ func TestTracing_CollectorIsAway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if line := <-logged; !strings.Contains(line, "spans are exported") {
+		t.Errorf("logged %s", line)
+	}
 	_, span := tel.TracerProvider.Tracer("test").Start(t.Context(), "first")
 	span.End()
 	select {
