@@ -26,15 +26,10 @@ type committer struct {
 const maxTries = 8
 
 // takeBatches commits what waits in the queue until it is shut and empty.
-func (c *committer) takeBatches() { c.takeFromQueue(false) }
-
-// helpWithMuch does so while much waits.
-func (c *committer) helpWithMuch() { c.takeFromQueue(true) }
-
-func (c *committer) takeFromQueue(helping bool) {
+func (c *committer) takeBatches() {
 	var batch []*pending
 	for {
-		if batch = c.queue.take(batch, c.config.BatchLimit, helping); len(batch) == 0 {
+		if batch = c.queue.take(batch, c.config.BatchLimit); len(batch) == 0 {
 			return
 		}
 		now := time.Now()

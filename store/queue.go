@@ -88,10 +88,11 @@ func claimsOf(c *Command) claims {
 type queue struct {
 	limit int
 
-	mu sync.Mutex
-	// arrived wakes who takes whatever waits, and plenty who only helps with much.
-	arrived, plenty sync.Cond
-	waiting         []*pending
+	mu      sync.Mutex
+	arrived sync.Cond
+	waiting []*pending
+	// inFlight counts the commands of the batches that were taken and not given back.
+	inFlight int
 	// held has the claims of every command in flight. A claim held here makes later commands wait their turn.
 	held   map[claim]int
 	closed bool
@@ -106,7 +107,7 @@ const exclusive = -1
 
 func newQueue(limit int) *queue {
 	q := &queue{limit: limit, held: make(map[claim]int), claimed: make(map[claim]int)}
-	q.arrived.L, q.plenty.L = &q.mu, &q.mu
+	q.arrived.L = &q.mu
 	return q
 }
 
@@ -125,37 +126,45 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 		p.arrived = q.burst
 	}
 	q.waiting = append(q.waiting, commands[:n]...)
-	q.arrived.Signal()
-	if len(q.waiting) >= muchWaits {
-		q.plenty.Broadcast()
+	if q.worthwhile() {
+		q.arrived.Signal()
 	}
 	return n, false
 }
 
-// muchWaits is how many commands must wait for a committer that only helps: for fewer, a transaction of its own costs more than it
-// brings.
-const muchWaits = 128
+// muchWaits is how many commands must wait for a transaction beside others: for fewer it costs more than it brings.
+const muchWaits = 16
 
-// take waits until some command can be run, or much waits where helping is set, and moves up to limit of those that may share a transaction into batch: at
-// most one per idempotency key, one per business key and, per invoice, either grants only or one other command. The rest
-// stay, in order. It returns an empty batch once the queue is closed and empty.
-func (q *queue) take(batch []*pending, limit int, helping bool) []*pending {
-	wake := &q.arrived
-	if helping {
-		wake = &q.plenty
-	}
+// take waits until some command can be run, and moves up to limit of those that may share a transaction into batch: at most one per
+// idempotency key, one per business key and, per invoice, either grants only or one other command. The rest stay, in order.
+// Whoever took the batch before gives it back with the next call, and nobody else. take returns an empty batch once the queue is closed
+// and empty.
+//
+// While nothing is in flight, whatever waits is taken at once. Beside other transactions one begins when as much waits as they hold:
+// so two of a kind take turns, one at its commands while the other one is at its commit, and neither is torn into small ones.
+func (q *queue) take(batch []*pending, limit int) []*pending {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.inFlight -= len(batch)
 	for {
 		batch = batch[:0]
-		if !helping || len(q.waiting) >= muchWaits {
+		if q.worthwhile() {
 			batch = q.pick(batch, limit)
 		}
-		if len(batch) > 0 || q.closed && (helping || len(q.waiting) == 0) {
+		if len(batch) > 0 || q.closed && len(q.waiting) == 0 {
+			q.inFlight += len(batch)
+			if len(q.waiting) > 0 && q.worthwhile() {
+				q.arrived.Signal()
+			}
 			return batch
 		}
-		wake.Wait()
+		q.arrived.Wait()
 	}
+}
+
+// worthwhile says whether what waits is worth another transaction.
+func (q *queue) worthwhile() bool {
+	return q.inFlight == 0 || q.closed || len(q.waiting) >= max(muchWaits, q.inFlight)
 }
 
 func (q *queue) pick(batch []*pending, limit int) []*pending {
@@ -240,9 +249,6 @@ func (q *queue) release(batch []*pending) {
 	if len(q.waiting) > 0 || q.closed {
 		q.arrived.Broadcast()
 	}
-	if len(q.waiting) >= muchWaits || q.closed {
-		q.plenty.Broadcast()
-	}
 }
 
 func drop(held map[claim]int, c claim) {
@@ -266,5 +272,4 @@ func (q *queue) shut() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.arrived.Broadcast()
-	q.plenty.Broadcast()
 }

@@ -3,8 +3,11 @@ package store
 import (
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -179,20 +182,72 @@ func TestQueue_DropsWhatItsCallerLeft(t *testing.T) {
 func TestQueue_ReleaseWakesATaker(t *testing.T) {
 	q := newQueue(100)
 	q.put([]*pending{queuedRecord("a", "i")})
-	first := q.take(nil, 100, false)
+	first := q.take(nil, 100)
 	q.put([]*pending{queuedRecord("b", "i")})
 	second := make(chan []*pending)
-	go func() { second <- q.take(nil, 100, false) }()
+	go func() { second <- q.take(slices.Clone(first), 100) }()
 	q.release(first)
 	if got := keysOf(<-second); got != "b" {
 		t.Errorf("took %q, want b", got)
 	}
 }
 
+func TestQueue_AnotherTransactionIsWorthwhile(t *testing.T) {
+	for _, c := range []struct {
+		inFlight, waiting int
+		want              bool
+	}{
+		{0, 0, true}, {0, 1, true},
+		{1, 1, false}, {1, muchWaits - 1, false}, {1, muchWaits, true},
+		{200, 199, false}, {200, 200, true},
+	} {
+		q := newQueue(1000)
+		q.inFlight, q.waiting = c.inFlight, make([]*pending, c.waiting)
+		if got := q.worthwhile(); got != c.want {
+			t.Errorf("%d wait beside %d in flight: %v, want %v", c.waiting, c.inFlight, got, c.want)
+		}
+	}
+}
+
+// Two takers share what comes. Whatever one leaves, since it has its fill, and whatever comes while both are busy, is taken in the end.
+func TestQueue_TwoTakersLeaveNothing(t *testing.T) {
+	q := newQueue(10_000)
+	var taken atomic.Int64
+	var takers sync.WaitGroup
+	for range 2 {
+		takers.Go(func() {
+			var batch []*pending
+			for {
+				if batch = q.take(batch, 20); len(batch) == 0 {
+					return
+				}
+				q.release(batch)
+				taken.Add(int64(len(batch)))
+			}
+		})
+	}
+	const callers, calls = 50, 40
+	var putters sync.WaitGroup
+	for c := range callers {
+		putters.Go(func() {
+			for n := range calls {
+				q.put([]*pending{queuedGrant(fmt.Sprint(c, ".", n), fmt.Sprint(c%7), fmt.Sprint(c, ".", n))})
+			}
+		})
+	}
+	putters.Wait()
+	for taken.Load() < callers*calls {
+		// A wake-up that is lost leaves some here for good, and the test to its time limit.
+		runtime.Gosched()
+	}
+	q.shut()
+	takers.Wait()
+}
+
 func TestQueue_ShutRunsDry(t *testing.T) {
 	q := newQueue(100)
 	q.put([]*pending{queuedRecord("a", "i"), queuedRecord("b", "i")})
-	first := q.take(nil, 100, false)
+	first := q.take(nil, 100)
 	q.shut()
 	if n, closed := q.put([]*pending{queuedRecord("c", "j")}); n != 0 || !closed {
 		t.Errorf("a closed queue took %d, closed %v", n, closed)
@@ -201,7 +256,7 @@ func TestQueue_ShutRunsDry(t *testing.T) {
 	go func() {
 		var all []string
 		for {
-			batch := q.take(nil, 100, false)
+			batch := q.take(nil, 100)
 			if len(batch) == 0 {
 				ended <- strings.Join(all, ",")
 				return

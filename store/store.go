@@ -29,8 +29,8 @@ type Config struct {
 	// Destinations get the entries that are appended from now on. Without any, entries stay at home.
 	Destinations []Destination
 
-	// Committers is how many transactions run at once, 2 by default. Fewer and larger ones cost less, so all but the first only help when
-	// much waits.
+	// Committers is how many transactions run at once, 2 by default. Fewer and larger ones cost less, so another one begins only when as
+	// much waits as those under way hold.
 	Committers int
 	// BatchLimit is how many commands one transaction takes, 1000 by default.
 	BatchLimit int

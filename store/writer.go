@@ -45,9 +45,8 @@ func newWriter(cfg *Config, q *queue, m *meters, made func(), makeSession func(l
 		config: cfg, queue: q, meters: m, made: made, log: cfg.Log,
 		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit),
 	}
-	w.start(&w.committers, makeSession(cfg.LockTimeout), (*committer).takeBatches)
-	for range cfg.Committers - 1 {
-		w.start(&w.committers, makeSession(cfg.LockTimeout), (*committer).helpWithMuch)
+	for range cfg.Committers {
+		w.start(&w.committers, makeSession(cfg.LockTimeout), (*committer).takeBatches)
 	}
 	w.start(&w.splitter, makeSession(isolateTimeout), (*committer).divideBatches)
 	for range cfg.SlowLanes {

@@ -44,7 +44,7 @@ type service struct {
 
 	Catalog string `type:"path" help:"YAML file of the entitlement types that may be granted; any may be without one." env:"GRANTD_CATALOG"`
 
-	Committers       int           `default:"2" help:"Transactions that run at once; all but the first only help when much waits." env:"GRANTD_COMMITTERS"`
+	Committers       int           `default:"2" help:"Transactions that run at once; another one begins only when as much waits as those under way hold." env:"GRANTD_COMMITTERS"`
 	QueueLimit       int           `default:"8192" help:"Commands that may wait; more are answered RESOURCE_EXHAUSTED." env:"GRANTD_QUEUE_LIMIT"`
 	AliasRetention   time.Duration `default:"9600h" help:"How long a later key for the same effect is kept." env:"GRANTD_ALIAS_RETENTION"`
 	AttemptRetention time.Duration `default:"720h" help:"How long attempts are kept." env:"GRANTD_ATTEMPT_RETENTION"`
