@@ -21,7 +21,7 @@ func TestSession_EndedWhileIdleIsReplaced(t *testing.T) {
 
 // A session that ends before COMMIT has committed nothing: a new one runs the transaction again, and the caller does not notice.
 func TestSession_EndedInATransactionLosesNothing(t *testing.T) {
-	b := setup(t, patient)
+	b := setup(t, patient, func(c *store.Config) { c.Committers = 1 })
 	want(t, b.Store, grant("t", "before", "i", "x"), newly)
 	release := stall(t, b)
 	ended := applyInBackground(t.Context(), b.Store, grant("t", "k", "j", "x"))
