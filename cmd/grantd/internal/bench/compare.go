@@ -89,6 +89,9 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := recycleLog(ctx, postgres.URL("postgres")); err != nil {
+		return nil, err
+	}
 	collector, err := startCollector()
 	if err != nil {
 		return nil, err
