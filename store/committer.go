@@ -27,8 +27,6 @@ const maxTries = 8
 
 // takeBatches commits what waits in the queue until it is shut and empty.
 func (c *committer) takeBatches() {
-	// So that no call waits for the session to be made. What keeps it from being made, the first batch is told.
-	_ = c.session.connect(c.config.ConnectTimeout)
 	var batch []*pending
 	for {
 		if batch = c.queue.take(batch, c.config.BatchLimit); len(batch) == 0 {

@@ -46,7 +46,10 @@ func newWriter(cfg *Config, q *queue, m *meters, made func(), makeSession func(l
 		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit),
 	}
 	for range cfg.Committers {
-		w.start(&w.committers, makeSession(cfg.LockTimeout), (*committer).takeBatches)
+		s := makeSession(cfg.LockTimeout)
+		// Now, so that no call waits for it. What keeps it from being made, the first batch is told.
+		_ = s.connect(cfg.ConnectTimeout)
+		w.start(&w.committers, s, (*committer).takeBatches)
 	}
 	w.start(&w.splitter, makeSession(isolateTimeout), (*committer).divideBatches)
 	for range cfg.SlowLanes {
