@@ -159,6 +159,9 @@ func TestTracing_TwoAttemptsThroughTwoProcesses(t *testing.T) {
 	traces := map[string]int{}
 	for _, span := range tr.AwaitAttribute(2, telemetry.KeyName, key) {
 		traces[span.Trace()]++
+		if of := about(span); of["entitlement.tenant_id"] != "acme" || of["entitlement.event_id"] == "" {
+			t.Errorf("%s says of tenant and event: %v", span.GetName(), of)
+		}
 	}
 	if traces[firstTrace] < 3 || traces[secondTrace] < 3 {
 		t.Errorf("the search finds spans in %v", traces)

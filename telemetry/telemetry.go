@@ -141,6 +141,7 @@ func (t *Telemetry) setupTracing(ctx context.Context, about *resource.Resource, 
 	provider := sdktrace.NewTracerProvider(
 		sdktrace.WithResource(about),
 		sdktrace.WithRawSpanLimits(limits),
+		sdktrace.WithSpanProcessor(inherit{}),
 		sdktrace.WithSpanProcessor(baggagecopy.NewSpanProcessor(func(m baggage.Member) bool { return m.Key() == KeyName })),
 		sdktrace.WithBatcher(&exports{SpanExporter: exporter, lost: t.counters.spansLost, log: log}, queue...),
 	)
