@@ -145,12 +145,12 @@ func (c *Comparison) measure(ctx context.Context, o CompareOptions, base *pgbenc
 	}
 	steps := compareSteps(o, base, on)
 	for round := range o.Rounds {
-		if err := execute(ctx, on.empty.url, emptySQL, "CHECKPOINT"); err != nil {
-			return err
-		}
 		for i := range steps {
 			// Each round begins elsewhere, so that no measurement always follows the same one.
 			s := steps[(i+round)%len(steps)]
+			if err := emptyTables(ctx, on.empty.url); err != nil {
+				return err
+			}
 			result, err := s.run(ctx)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
@@ -164,6 +164,9 @@ func (c *Comparison) measure(ctx context.Context, o CompareOptions, base *pgbenc
 		}
 		for _, clients := range o.Clients {
 			if name := pgbenchName(clients); c.Results[name] == nil {
+				if err := emptyTables(ctx, on.empty.url); err != nil {
+					return err
+				}
 				result, err := base.run(ctx, clients, o.Duration)
 				if err != nil {
 					return err
@@ -193,14 +196,16 @@ func compareSteps(o CompareOptions, base *pgbench, on *databases) []step {
 		}}
 	}
 	var steps []step
-	steps = append(steps, pgbenchStep(baseClients))
-	for _, p := range []Point{unary(32), unary(128), unary(512), {Callers: 2, Batch: MaxBatch}, {Callers: 32, Replay: true}} {
-		steps = append(steps, loadStep(on.empty, p.Name(), p))
-	}
+	grants := func(d *database, p Point) step { return loadStep(d, p.Name(), p) }
 	steps = append(steps,
+		pgbenchStep(baseClients),
+		grants(on.empty, unary(32)),
+		loadStep(on.dark, darkName, unary(telemetryCallers)), grants(on.empty, unary(128)), loadStep(on.traced, tracedName, unary(telemetryCallers)),
+		grants(on.empty, unary(512)),
+		grants(on.empty, Point{Callers: 2, Batch: MaxBatch}),
 		step{pgbenchBulkName, func(ctx context.Context) (*Result, error) { return base.runBulk(ctx, bulkClients, o.Duration) }},
-		pgbenchStep(1), loadStep(on.empty, unary(1).Name(), unary(1)),
-		loadStep(on.dark, darkName, unary(telemetryCallers)), loadStep(on.traced, tracedName, unary(telemetryCallers)))
+		grants(on.empty, Point{Callers: 32, Replay: true}),
+		pgbenchStep(1), grants(on.empty, unary(1)))
 	if on.full != nil {
 		steps = append(steps, loadStep(on.full, preloadedName(o.Preload), unary(preloadCaller)))
 	}
