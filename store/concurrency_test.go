@@ -116,9 +116,9 @@ func inLongAndShortWaits(t *testing.T, hunt func(t *testing.T, b *bundle, stores
 	})
 	t.Run("long waits", func(t *testing.T) {
 		b := setup(t, patient)
-		// Before the committers' sessions are made.
 		exec(t, b.sql, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = 20', current_database()); END $$`)
-		hunt(t, b, []*store.Store{b.Store, open(t, b.url, patient)})
+		// The sessions of stores that are opened from here on look for deadlocks soon.
+		hunt(t, b, []*store.Store{open(t, b.url, patient), open(t, b.url, patient)})
 		// A session hands in what it counted when it ends.
 		exec(t, b.sql, endSessions)
 		if n := value[int](t, b.sql, `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`); n != 0 {
@@ -191,6 +191,45 @@ func TestBatches_InOppositeOrdersOnTwoReplicas(t *testing.T) {
 		}
 		checkLedgers(t, b.sql)
 	})
+}
+
+// A reversal looks for an invoice that is not there; while its batch waits for the lock of another one, it is made, and somebody else
+// holds it, who waits for what the batch has locked. To wait for it now, out of the order of all locks, was a deadlock.
+func TestBatches_InvoiceMadeWhileOthersAreWaitedFor(t *testing.T) {
+	b := setup(t, patient)
+	replica := open(t, b.url)
+	want(t, b.Store, record("t", "k1", "z", paid, 1), newly)
+	first, _ := begin(t, b.url)
+	if _, err := first.Exec(t.Context(), `SELECT FROM invoices WHERE invoice_id = 'z' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan []store.Result, 1)
+	go func() {
+		results, err := b.ApplyAll(t.Context(), []store.Command{*grant("t", "k2", "z", "x"), *reverse("t", "k3", "m", "x")}, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		ended <- results
+	}()
+	eventually(t, b.sql, blockedSQL, 0.05)
+	want(t, replica, record("t", "k4", "m", paid, 1), newly)
+	second, _ := begin(t, b.url)
+	if _, err := second.Exec(t.Context(), `SELECT FROM invoices WHERE invoice_id = 'm' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// The answers come while the second one holds its lock.
+	results := <-ended
+	if len(results) != 2 || results[0].Err != nil || results[0].Answer.Outcome != newly ||
+		results[1].Err != nil || results[1].Answer.Outcome != rejected {
+		t.Errorf("got %+v", results)
+	}
+	if err := second.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	checkLedgers(t, b.sql)
 }
 
 // Batches of all kinds on the same invoices: what takes back and what grants meet each other's rows in every order.

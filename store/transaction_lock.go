@@ -206,8 +206,9 @@ SELECT c.position::int, i.state, i.version, i.recorded_by = c.idempotency_key AN
   FROM unnest($1::command_row[]) WITH ORDINALITY
        AS c (tenant_id, idempotency_key, kind, invoice_id, entitlement_type, operation_version, position)
   JOIN invoices i ON i.tenant_id = c.tenant_id AND i.invoice_id = c.invoice_id
-       -- They are locked already, but for a row that was made after the locking statement had looked for it.
-   FOR NO KEY UPDATE OF i`
+       -- They are locked already, but for a row that was made after the locking statement had looked for it. That one must not be waited
+       -- for out of its order, since its holder may wait for one of ours: where it is held, it is taken for absent as before.
+   FOR NO KEY UPDATE OF i SKIP LOCKED`
 
 // readInvoices is sent where some record was there before and did not move.
 func (t *transaction) readInvoices(ctx context.Context, batch []*pending, places []int) error {
