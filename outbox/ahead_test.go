@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cloudevents/sdk-go/v2/event"
 
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/outbox"
 	"github.com/grantd/grantd/store"
 )
@@ -93,4 +95,41 @@ func TestOutbox_StopGivesBackWhatIsClaimedAhead(t *testing.T) {
 	g.awaitState("crm", sending, 0)
 	g.start()
 	g.wantAllOnce()
+}
+
+// A destination is down, and the probe hangs when the process is told to stop. What waits for its call was given back by then, and there
+// is nothing more to give back when the probe ends: a worker that looked for it went on for ever, and took all the memory there was.
+func TestOutbox_StopsWhileTheDestinationIsDown(t *testing.T) {
+	var hangs atomic.Bool
+	hanging := make(chan struct{}, 16)
+	in := newReceiver(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if hangs.Load() {
+			hanging <- struct{}{}
+			<-r.Context().Done()
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, `deduplicates: true
+  retry: {limit: 5, min_delay: 10ms, max_delay: 50ms}`, ""))
+	r := b.start(func(c *outbox.Config) { c.Grace = time.Millisecond })
+	for i := range 6 {
+		b.grant("acme", fmt.Sprint("INV-", i), "team_access")
+	}
+	waitFor(t, func() (string, bool) {
+		state := r.BreakerState("crm")
+		return state.String(), state != entitlementv1.BreakerState_BREAKER_STATE_CLOSED
+	})
+	hangs.Store(true)
+	<-hanging
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.stop() }()
+	waitFor(t, func() (string, bool) {
+		select {
+		case <-stopped:
+			return "", true
+		default:
+			return "the outbox goes on", false
+		}
+	})
 }

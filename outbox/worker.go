@@ -290,7 +290,11 @@ func (w *worker) call(calls context.Context) {
 func (w *worker) giveBack() {
 	for {
 		select {
-		case c := <-w.ready:
+		case c, there := <-w.ready:
+			if !there {
+				// It is closed: the worker stops.
+				return
+			}
 			w.unsettled = append(w.unsettled, w.judge(finished{delivery: c.delivery, unsent: true}))
 		default:
 			return
