@@ -206,12 +206,11 @@ func (c *resultColumns) record(ctx context.Context, tx pgx.Tx) (kept []bool, err
 		return nil, err
 	}
 	all := int64(len(c.id))
-	if settled < all || ended < all {
-		before := settled
+	found := settled == all
+	if !found || ended < all {
 		if err := write(settleByKeySQL, endAttemptsByKeySQL); err != nil {
 			return nil, err
 		}
-		settled += before
 	}
 	if len(c.told) > 0 || len(c.pausing) > 0 {
 		var b pgx.Batch
@@ -225,9 +224,10 @@ func (c *resultColumns) record(ctx context.Context, tx pgx.Tx) (kept []bool, err
 			return nil, err
 		}
 	}
-	if settled == all {
+	if found {
 		return nil, nil
 	}
+	// How many were found by their keys says nothing: one that has become UNKNOWN is found once more.
 	kept = make([]bool, all)
 	rows, err := tx.Query(ctx, keptTokensSQL, c.keys.tenant, c.id, c.token)
 	if err != nil {

@@ -169,3 +169,27 @@ func TestSettle_FindsRowsThatWereMoved(t *testing.T) {
 		}
 	}
 }
+
+// Two results come back at once. One makes its delivery UNKNOWN, and a second look for what was not found finds it again; that does not
+// make up for the other one, whose delivery an operator has decided about.
+func TestSettle_TellsWhatIsLostBesideUnknown(t *testing.T) {
+	b := setup(t, to(ledger))
+	want(t, b.Store, grant("t", "k1", "i1", "x"), newly)
+	want(t, b.Store, grant("t", "k2", "i2", "x"), newly)
+	all := claim(t, b.Store, "ledger")
+	if len(all) != 2 {
+		t.Fatalf("%d deliveries were claimed", len(all))
+	}
+	settle(t, b.Store, store.Unknown, all[1])
+	if a, err := b.Resolve(t.Context(), order(all[1]), pb.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN); err != nil || a.Outcome != newly {
+		t.Fatal(a, err)
+	}
+	lost, err := b.Settle(t.Context(), []store.DeliveryResult{
+		{Delivery: all[0], Outcome: store.Unknown}, {Delivery: all[1], Outcome: store.Delivered},
+	})
+	if err != nil || len(lost) != 1 || lost[0] != all[1] {
+		t.Errorf("lost %v, %v", lost, err)
+	}
+	wantState(t, b.Store, all[0], unknown)
+	wantState(t, b.Store, all[1], pending)
+}
