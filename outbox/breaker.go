@@ -104,9 +104,11 @@ func (b *breaker) failed(id uuid.UUID, unreachable bool, now time.Time, random f
 	defer b.mu.Unlock()
 	before, known := b.suspects[id]
 	counts = known && before < b.successes && b.state == closed && !unreachable
-	if known || len(b.suspects) < maxSuspects {
-		b.suspects[id] = b.successes
+	if !known && len(b.suspects) >= maxSuspects {
+		// Others have delivered most of them by now. Those that still fail are soon here again.
+		clear(b.suspects)
 	}
+	b.suspects[id] = b.successes
 	b.count(id, unreachable, now, random)
 	if b.state != open {
 		return counts, 0

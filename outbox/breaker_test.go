@@ -142,6 +142,22 @@ func TestBreaker_RefusalsOpenIt(t *testing.T) {
 	}
 }
 
+// Deliveries that failed here are delivered by other replicas, which this one does not hear of. They must not fill its memory for good:
+// a poisonous event that comes after them would be sent again for ever.
+func TestBreaker_PoisonCountsAfterManyOthers(t *testing.T) {
+	b, now := testBreaker()
+	for range maxSuspects {
+		b.failed(uuid.New(), true, now, 0)
+		b.succeeded(uuid.New())
+	}
+	poison := uuid.New()
+	b.failed(poison, false, now, 0)
+	b.succeeded(uuid.New())
+	if counts, _ := b.failed(poison, false, now, 0); !counts {
+		t.Error("the second failure does not count")
+	}
+}
+
 func TestBreaker_PauseLasts(t *testing.T) {
 	b, now := testBreaker()
 	b.pause()
