@@ -133,3 +133,37 @@ func TestOutbox_StopsWhileTheDestinationIsDown(t *testing.T) {
 		}
 	})
 }
+
+// The process is told to stop, and one call hangs for the whole of the grace. What comes of the others is recorded meanwhile: the last
+// result came too soon after a settlement to be settled at once, and waited for the call that hung.
+func TestOutbox_StopRecordsWhileACallHangs(t *testing.T) {
+	const calls = 12
+	arrived, answer, hung := make(chan struct{}, calls), make(chan struct{}), make(chan struct{})
+	var count atomic.Int64
+	in := newReceiver(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		gate := answer
+		if count.Add(1) == 1 {
+			gate = hung
+		}
+		arrived <- struct{}{}
+		<-gate
+	})
+	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, fmt.Sprintf("timeout: 5m\n  deadline: 5m\n  concurrency: %d", calls), ""))
+	r := b.start(func(c *outbox.Config) { c.Grace = 4 * time.Minute })
+	for i := range calls {
+		b.grant("acme", fmt.Sprint("INV-", i), "team_access")
+	}
+	for range calls {
+		<-arrived
+	}
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.stop() }()
+	defer func() { close(hung); <-stopped }()
+	for range calls - 1 {
+		answer <- struct{}{}
+		// So that the answers come one by one.
+		time.Sleep(3 * time.Millisecond)
+	}
+	b.awaitState("crm", sending, 1)
+}

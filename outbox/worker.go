@@ -159,12 +159,13 @@ func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 	w.giveBack()
 	close(w.ready)
 	for w.settling || w.held > len(w.unsettled) {
-		w.settle(ctx)
+		again := time.After(w.settle(ctx))
 		select {
 		case f := <-w.finished:
 			w.take(f)
 		case s := <-w.settlements:
 			w.settled(s)
+		case <-again:
 		case <-grace.C:
 			w.log.Warn("attempts are cut off; their leases run out", "attempts", w.held-len(w.unsettled))
 			cut()
