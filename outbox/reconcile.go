@@ -23,7 +23,9 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 	ticker := time.NewTicker(askPoll)
 	defer ticker.Stop()
 	for {
-		unknown, err := w.config.Store.TakeUnknown(ctx, w.destination.Name, askAgain, w.destination.Concurrency)
+		taking, cancel := context.WithTimeout(ctx, storeTimeout)
+		unknown, err := w.config.Store.TakeUnknown(taking, w.destination.Name, askAgain, w.destination.Concurrency)
+		cancel()
 		if err != nil && ctx.Err() == nil {
 			w.log.Warn("deliveries of unknown fate cannot be looked up", "error", err)
 		}

@@ -25,8 +25,9 @@ const (
 	// nothing waits for: under load, many small transactions cost what a few larger ones do not.
 	claimEvery  = 10 * time.Millisecond
 	settleEvery = 20 * time.Millisecond
-	// settleTimeout bounds the recording of results, so that a database which does not answer is asked again.
-	settleTimeout = 10 * time.Second
+	// storeTimeout bounds a look and the recording of results, so that a database which does not answer is asked again. A claim may take
+	// as long as its lease: one that is given up while it waits for the commit leaves what it has claimed in doubt.
+	storeTimeout = 10 * time.Second
 	// maxAhead bounds what is claimed ahead of its calls, aheadTime for how long the destination has work with that, and paceTime how
 	// often its pace is taken.
 	maxAhead  = 512
@@ -123,7 +124,7 @@ func (w *worker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		timer.Reset(min(w.settle(ctx), w.claim(ctx)))
+		timer.Reset(min(w.settle(ctx), w.claim(calls)))
 		select {
 		case <-ctx.Done():
 		case f := <-w.finished:
@@ -148,23 +149,21 @@ func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 	grace := time.NewTimer(w.config.Grace)
 	defer grace.Stop()
 	ctx := context.WithoutCancel(calls)
-	if w.claiming {
-		c := <-w.claims
-		w.claiming = false
-		w.held += len(c.deliveries)
-		for _, d := range c.deliveries {
-			w.unsettled = append(w.unsettled, w.judge(finished{delivery: d, unsent: true}))
-		}
-	}
 	w.giveBack()
 	close(w.ready)
-	for w.settling || w.held > len(w.unsettled) {
+	for w.claiming || w.settling || w.held > len(w.unsettled) {
 		again := time.After(w.settle(ctx))
 		select {
 		case f := <-w.finished:
 			w.take(f)
 		case s := <-w.settlements:
 			w.settled(s)
+		case c := <-w.claims:
+			w.claiming = false
+			w.held += len(c.deliveries)
+			for _, d := range c.deliveries {
+				w.unsettled = append(w.unsettled, w.judge(finished{delivery: d, unsent: true}))
+			}
 		case <-again:
 		case <-grace.C:
 			w.log.Warn("attempts are cut off; their leases run out", "attempts", w.held-len(w.unsettled))
@@ -191,8 +190,9 @@ func (w *worker) ahead() int {
 // remembered.
 func (w *worker) room() int { return w.destination.Concurrency + w.ahead() - w.held }
 
-// claim takes up what is due and there is room for, and returns how long to wait if nothing else happens.
-func (w *worker) claim(ctx context.Context) time.Duration {
+// claim takes up what is due and there is room for, and returns how long to wait if nothing else happens. It outlives the order to stop,
+// as calls do: what it has claimed is given back then.
+func (w *worker) claim(calls context.Context) time.Duration {
 	if w.claiming {
 		return idlePoll
 	}
@@ -215,6 +215,8 @@ func (w *worker) claim(ctx context.Context) time.Duration {
 	w.claiming = true
 	idle, lease := w.idle, w.destination.Deadline+leaseMargin
 	go func() {
+		ctx, cancel := context.WithTimeout(calls, lease)
+		defer cancel()
 		c := claim{at: now, limit: limit}
 		if idle {
 			if c.wait, c.err = w.untilDue(ctx); c.wait > 0 || c.err != nil {
@@ -230,6 +232,8 @@ func (w *worker) claim(ctx context.Context) time.Duration {
 
 // untilDue looks how long it is until something may be due. Others' deliveries can come at any time, so that it is not long.
 func (w *worker) untilDue(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
 	at, ok, err := w.config.Store.NextDue(ctx, w.destination.Name)
 	switch {
 	case err != nil:
@@ -340,7 +344,7 @@ func (w *worker) settle(ctx context.Context) time.Duration {
 	w.settling, w.unsettled = true, nil
 	go func() {
 		// A result that is here must be recorded, also when the process is told to stop.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
 		lost, err := w.config.Store.Settle(ctx, results)
 		w.settlements <- settlement{results, lost, err}
