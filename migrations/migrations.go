@@ -23,10 +23,16 @@ var FS embed.FS
 const versionTable = "grantd.schema_version"
 
 // makeSchemaSQL comes before the first migration, since the version table is in it.
-const makeSchemaSQL = `CREATE SCHEMA IF NOT EXISTS grantd`
+const (
+	schemaThereSQL = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'grantd')`
+	makeSchemaSQL  = `CREATE SCHEMA IF NOT EXISTS grantd`
+)
 
 // letServiceReadSQL lets the service see whether it is up to date.
-const letServiceReadSQL = `GRANT SELECT ON grantd.schema_version TO grantd_service`
+const (
+	serviceReadsSQL   = `SELECT has_table_privilege('grantd_service', 'grantd.schema_version', 'SELECT')`
+	letServiceReadSQL = `GRANT SELECT ON grantd.schema_version TO grantd_service`
+)
 
 // Up brings the database up to date and returns the names of the files it ran; none when it already was. The login needs
 // CREATE on the database and, unless the role grantd_service exists and the login is its member, CREATEROLE.
@@ -42,14 +48,14 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := makeSchema(ctx, db); err != nil {
+	if err := ensure(ctx, db, schemaThereSQL, makeSchemaSQL); err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	results, err := provider.Up(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
-	if _, err := db.ExecContext(ctx, letServiceReadSQL); err != nil {
+	if err := ensure(ctx, db, serviceReadsSQL, letServiceReadSQL); err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	names := make([]string, 0, len(results))
@@ -59,22 +65,21 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	return names, nil
 }
 
-// makeSchema tolerates another replica that makes it at the same moment: IF NOT EXISTS looks before it locks.
-func makeSchema(ctx context.Context, db *sql.DB) error {
+// ensure makes what is not there, outside of the migrations' lock. It tolerates another replica that makes it at the same moment: IF NOT
+// EXISTS looks before it locks, and of two that grant the same one is told "tuple concurrently updated".
+func ensure(ctx context.Context, db *sql.DB, thereSQL, makeSQL string) error {
 	var there bool
-	if err := db.QueryRowContext(ctx, schemaThereSQL).Scan(&there); err != nil || there {
+	if err := db.QueryRowContext(ctx, thereSQL).Scan(&there); err != nil || there {
 		return err
 	}
-	if _, err := db.ExecContext(ctx, makeSchemaSQL); err != nil {
-		if look := db.QueryRowContext(ctx, schemaThereSQL).Scan(&there); look == nil && there {
+	if _, err := db.ExecContext(ctx, makeSQL); err != nil {
+		if look := db.QueryRowContext(ctx, thereSQL).Scan(&there); look == nil && there {
 			return nil
 		}
 		return err
 	}
 	return nil
 }
-
-const schemaThereSQL = `SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = 'grantd')`
 
 func newProvider(db *sql.DB) (*goose.Provider, error) {
 	// The session lock lets one replica migrate while the others wait for it.
