@@ -40,8 +40,8 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 			attribute.String("grantd.delivery.key", d.Key),
 			attribute.String("grantd.delivery.destination", w.destination.Name),
 			attribute.Int64("grantd.delivery.attempt", d.Attempts),
-			attribute.String("entitlement.tenant_id", d.TenantID),
-			attribute.String("entitlement.event_id", d.Event.Operation.Origin.EventID),
+			store.TenantAttribute.String(d.TenantID),
+			store.EventAttribute.String(d.Event.Operation.Origin.EventID),
 		))
 	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
 	defer cancel()

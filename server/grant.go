@@ -81,8 +81,8 @@ func (s *EntitlementService) traceInvalidItem(ctx context.Context, item *entitle
 	defer span.End()
 	describeRequest(span, item)
 	span.SetAttributes(
-		outcomeAttribute.String(entitlementv1.Outcome_OUTCOME_REJECTED.String()),
-		reasonAttribute.String(entitlementv1.RejectionReason_REJECTION_REASON_INVALID_REQUEST.String()))
+		store.OutcomeAttribute.String(entitlementv1.Outcome_OUTCOME_REJECTED.String()),
+		store.ReasonAttribute.String(entitlementv1.RejectionReason_REJECTION_REASON_INVALID_REQUEST.String()))
 }
 
 // reasonInternal stands in a batch item where a single call would be answered INTERNAL.

@@ -29,7 +29,7 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 		return nil, statusOf(ctx, err, s.log)
 	}
 	a := &found.Answer
-	describeLookup(trace.SpanFromContext(ctx), a)
+	a.DescribeLookup(trace.SpanFromContext(ctx))
 	out := &entitlementv1.GetOperationResponse{
 		Outcome: a.Outcome, MatchedBy: a.MatchedBy, Operation: operationOut(a.Operation),
 		CurrentState: a.CurrentState, CurrentVersion: a.CurrentVersion,

@@ -199,9 +199,9 @@ func (s *OperatorService) describe(ctx context.Context, a *store.OrderAnswer) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
+	span.SetAttributes(store.OutcomeAttribute.String(a.Outcome.String()))
 	if a.Rejection != nil {
-		span.SetAttributes(reasonAttribute.String(a.Rejection.Reason.String()))
+		span.SetAttributes(store.ReasonAttribute.String(a.Rejection.Reason.String()))
 	}
 	if a.Delivery != nil {
 		s.telemetry.WithKey(ctx, a.Delivery.Event.Entry.OperationKey)

@@ -3,21 +3,11 @@ package server
 import (
 	"strings"
 
-	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
-)
-
-// Attributes of the spans of calls. An answer of the store describes itself under the same names.
-const (
-	tenantAttribute  = attribute.Key("entitlement.tenant_id")
-	eventAttribute   = attribute.Key("entitlement.event_id")
-	outcomeAttribute = attribute.Key("entitlement.outcome")
-	matchAttribute   = attribute.Key("entitlement.matched_by")
-	reasonAttribute  = attribute.Key("entitlement.reason")
 )
 
 // describeRequest puts on a span whose request it is, as the caller says: malformed ones are looked for too. Of what is too long for a
@@ -34,10 +24,10 @@ func describeRequest(span trace.Span, request any) {
 		tenant = r.GetGrant().GetTenantId()
 	}
 	if tenant != "" {
-		span.SetAttributes(tenantAttribute.String(beginning(tenant)))
+		span.SetAttributes(store.TenantAttribute.String(beginning(tenant)))
 	}
 	if r, ok := request.(interface{ GetEventId() string }); ok && r.GetEventId() != "" {
-		span.SetAttributes(eventAttribute.String(beginning(r.GetEventId())))
+		span.SetAttributes(store.EventAttribute.String(beginning(r.GetEventId())))
 	}
 }
 
@@ -50,22 +40,11 @@ func beginning(s string) string {
 	return strings.Clone(strings.ToValidUTF8(s[:maxDiagnosticBytes], ""))
 }
 
-// describeLookup puts on a span what was found. It is no error, also where it foretells a conflict: nobody sent that payload.
-func describeLookup(span trace.Span, a *store.Answer) {
-	if !span.IsRecording() {
-		return
-	}
-	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
-	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
-		span.SetAttributes(matchAttribute.String(a.MatchedBy.String()))
-	}
-}
-
 // describeFailure puts on a span that its call, or its item, got no answer.
 func describeFailure(span trace.Span, f *store.Failure) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(outcomeAttribute.String(entitlementv1.Outcome_OUTCOME_RETRYABLE_FAILURE.String()), reasonAttribute.String(f.Reason))
+	span.SetAttributes(store.OutcomeAttribute.String(entitlementv1.Outcome_OUTCOME_RETRYABLE_FAILURE.String()), store.ReasonAttribute.String(f.Reason))
 	span.SetStatus(otelcodes.Error, f.Reason)
 }

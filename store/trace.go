@@ -12,19 +12,31 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// Attributes of the spans of calls and of commits.
+// Attributes of the spans of calls, commits and deliveries.
 const (
-	keyAttribute     = attribute.Key("entitlement.idempotency_key")
-	keysAttribute    = attribute.Key("entitlement.idempotency_keys")
-	tenantAttribute  = attribute.Key("entitlement.tenant_id")
-	eventAttribute   = attribute.Key("entitlement.event_id")
-	outcomeAttribute = attribute.Key("entitlement.outcome")
-	matchAttribute   = attribute.Key("entitlement.matched_by")
-	reasonAttribute  = attribute.Key("entitlement.reason")
-	sizeAttribute    = attribute.Key("grantd.batch.size")
+	TenantAttribute  = attribute.Key("entitlement.tenant_id")
+	EventAttribute   = attribute.Key("entitlement.event_id")
+	OutcomeAttribute = attribute.Key("entitlement.outcome")
+	ReasonAttribute  = attribute.Key("entitlement.reason")
+
+	keyAttribute   = attribute.Key("entitlement.idempotency_key")
+	keysAttribute  = attribute.Key("entitlement.idempotency_keys")
+	matchAttribute = attribute.Key("entitlement.matched_by")
+	sizeAttribute  = attribute.Key("grantd.batch.size")
 	// linkAttribute says on a link what it leads to: the winner's span, a call that a commit combined, or the commit of a call.
 	linkAttribute = attribute.Key("grantd.link")
 )
+
+// DescribeLookup puts what was found on the span of a look-up. It is no error, also where it foretells a conflict: nobody sent that payload.
+func (a *Answer) DescribeLookup(span trace.Span) {
+	if !span.IsRecording() {
+		return
+	}
+	span.SetAttributes(OutcomeAttribute.String(a.Outcome.String()))
+	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
+		span.SetAttributes(matchAttribute.String(a.MatchedBy.String()))
+	}
+}
 
 // Describe puts the answer on a span of its call. Where an earlier attempt was met, the span links to that one's. A conflict is an error
 // there, though the call is not: somebody has to look at it.
@@ -32,12 +44,9 @@ func (a *Answer) Describe(span trace.Span) {
 	if !span.IsRecording() {
 		return
 	}
-	span.SetAttributes(outcomeAttribute.String(a.Outcome.String()))
-	if a.MatchedBy != entitlementv1.MatchedBy_MATCHED_BY_UNSPECIFIED {
-		span.SetAttributes(matchAttribute.String(a.MatchedBy.String()))
-	}
+	a.DescribeLookup(span)
 	if a.Rejection != nil {
-		span.SetAttributes(reasonAttribute.String(a.Rejection.Reason.String()))
+		span.SetAttributes(ReasonAttribute.String(a.Rejection.Reason.String()))
 	}
 	if a.Conflict != nil {
 		span.SetStatus(codes.Error, "conflicting payload")
@@ -121,9 +130,9 @@ func (c *committer) trace(batch []*pending) (context.Context, func(error)) {
 // startCommit starts the span of the call's share in a transaction.
 func (p *pending) startCommit(tracer trace.Tracer, size attribute.KeyValue) (context.Context, trace.Span) {
 	ctx, span := tracer.Start(context.WithoutCancel(p.ctx), "grantd.commit", trace.WithAttributes(size,
-		keyAttribute.String(p.command.IdempotencyKey), tenantAttribute.String(p.command.TenantID)))
+		keyAttribute.String(p.command.IdempotencyKey), TenantAttribute.String(p.command.TenantID)))
 	if id := p.command.Origin.EventID; id != "" {
-		span.SetAttributes(eventAttribute.String(id))
+		span.SetAttributes(EventAttribute.String(id))
 	}
 	return ctx, span
 }

@@ -55,7 +55,9 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 	})
 	if t.locked {
 		t.fold(batch, t.places)
-		t.locked = len(t.locks) == len(batch)
+		if t.locked = len(t.locks) == len(batch); !t.locked {
+			clear(t.facts)
+		}
 	}
 
 	var b pgx.Batch
@@ -95,7 +97,6 @@ func (t *transaction) read(ctx context.Context, batch []*pending) error {
 // readUnlocked is the first flight of other batches. Where the batch before held replays, more will come, and what is known is read at
 // once; else it asks first of which commands anything is. Replays and refusals are answered from that without a lock.
 func (t *transaction) readUnlocked(ctx context.Context, batch []*pending, b *pgx.Batch) error {
-	clear(t.facts)
 	preamble, atOnce := b.Len(), t.replayed
 	if atOnce {
 		t.choose(batch, t.places)
