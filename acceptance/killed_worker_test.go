@@ -129,9 +129,9 @@ func setupKilled(t testing.TB, deduplicates bool) *killed {
 	// The worker has settled it, found nothing more, and looks whether anything is due: the next transaction is the next claim.
 	eventually(t, "the worker is idle", func() bool {
 		return value[bool](t, b, `SELECT EXISTS (
-			SELECT FROM pg_stat_activity a, deliveries d
-			 WHERE a.datname = current_database() AND a.query LIKE '%due_at - clock_timestamp()%' AND a.pid <> pg_backend_pid()
-			   AND a.state = 'idle' AND d.state = 4 AND a.query_start > d.settled_at)`)
+			SELECT FROM pg_stat_activity a, settled_deliveries d
+			 WHERE a.datname = current_database() AND a.query LIKE '%at - clock_timestamp()%' AND a.pid <> pg_backend_pid()
+			   AND a.state = 'idle' AND a.query_start > d.settled_at)`)
 	})
 	return k
 }
@@ -147,7 +147,7 @@ type killStep struct {
 
 var killSteps = []killStep{
 	{"before the claim is committed", func(t *testing.T, k *killed) {
-		reached := k.proxy.on("INSERT 0 1", holdBack)
+		reached := k.proxy.on("UPDATE 1", holdBack)
 		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 		<-reached
 		k.p.kill()
@@ -170,7 +170,7 @@ var killSteps = []killStep{
 		entered, release := k.hold(t)
 		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 		<-entered
-		reached := k.proxy.on("UPDATE 1", holdBack)
+		reached := k.proxy.on("INSERT 0 1", holdBack)
 		release()
 		<-reached
 		k.p.kill()
@@ -193,7 +193,7 @@ func (k *killed) succeed(t *testing.T) {
 // runOut lets every lease run out.
 func (k *killed) runOut(t testing.TB) {
 	t.Helper()
-	k.exec(t, `UPDATE deliveries SET due_at = clock_timestamp() - interval '1 second' WHERE state = 2`)
+	k.exec(t, `UPDATE deliveries SET leased_until = clock_timestamp() - interval '1 second' WHERE state = 2`)
 }
 
 // wantState waits until the one delivery of tenant t1 is in a state, and returns it.
@@ -303,9 +303,9 @@ func TestKilledWorker_AtRandomMoments(t *testing.T) {
 		k.succeed(t)
 	}
 	eventually(t, "everything is delivered", func() bool {
-		return value[bool](t, k.bundle, `SELECT NOT EXISTS (SELECT FROM deliveries WHERE state <> 4)`)
+		return value[bool](t, k.bundle, `SELECT NOT EXISTS (SELECT FROM all_deliveries WHERE settled_at IS NULL)`)
 	})
-	entries, made := value[int](t, k.bundle, `SELECT count(*) FROM entries`), value[int](t, k.bundle, `SELECT count(*) FROM deliveries`)
+	entries, made := value[int](t, k.bundle, `SELECT count(*) FROM entries`), value[int](t, k.bundle, `SELECT count(*) FROM all_deliveries`)
 	if k.keys() != entries || made != entries {
 		t.Errorf("%d distinct keys arrived, %d deliveries are there, of %d entries", k.keys(), made, entries)
 	}
@@ -314,7 +314,7 @@ func TestKilledWorker_AtRandomMoments(t *testing.T) {
 			t.Errorf("%s never arrived", d.GetDeliveryId())
 		}
 	}
-	if late := k.lines(t, `SELECT b.delivery_id::text FROM deliveries a JOIN deliveries b USING (tenant_id, entitlement_id, destination)
+	if late := k.lines(t, `SELECT b.delivery_id::text FROM all_deliveries a JOIN all_deliveries b USING (tenant_id, entitlement_id, destination)
 		WHERE a.entry_number < b.entry_number AND a.settled_at > b.settled_at`); len(late) > 0 {
 		t.Errorf("%d overtook their grant", len(late))
 	}

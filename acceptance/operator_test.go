@@ -65,7 +65,7 @@ func TestOperator_RedeliverSendsTheSameAgain(t *testing.T) {
 		TenantId: "t1", Name: &pb.GetDeliveryRequest_Reference{Reference: reference},
 	}), story)
 
-	o.exec(t, `DELETE FROM deliveries`)
+	o.exec(t, `DELETE FROM settled_deliveries`)
 	again, err := o.operator.RedeliverDelivery(t.Context(), &pb.RedeliverDeliveryRequest{
 		TenantId: "t1", Name: &pb.RedeliverDeliveryRequest_Reference{Reference: reference}, Actor: theActor, Reason: theReason,
 	})

@@ -61,12 +61,12 @@ func setupGated(t *testing.T) (*gated, *replica) {
 func (g *gated) wantAllOnce() {
 	g.t.Helper()
 	g.awaitState("crm", delivered, gatedDeliveries)
-	if !g.is(`SELECT sum(poison) = 0 FROM deliveries`) || g.in.count() != gatedDeliveries {
+	if !g.is(`SELECT sum(poison) = 0 FROM all_deliveries`) || g.in.count() != gatedDeliveries {
 		g.t.Errorf("%d taken\n%s", g.in.count(), g.states())
 	}
 }
 
-const unsentSQL = `SELECT count(*) > 0 FROM delivery_attempts WHERE outcome = 2 AND error LIKE 'the call was not made%'`
+const unsentSQL = `SELECT count(*) > 0 FROM all_delivery_attempts WHERE outcome = 2 AND error LIKE 'the call was not made%'`
 
 // A fast destination breaks down while much is claimed ahead for it. None of that is thrown at it, nor held until its lease runs out.
 func TestOutbox_GivesBackWhatIsClaimedAhead(t *testing.T) {

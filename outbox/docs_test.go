@@ -63,7 +63,10 @@ destinations:
 	b.grant("acme", "INV-2", "team_access")
 	b.awaitState("copied", delivered, 3)
 	// As if the answers had been lost: all of it is sent again.
-	b.exec(`UPDATE deliveries SET state = 1, settled_at = NULL, due_at = clock_timestamp()`)
+	b.exec(`
+WITH moved AS (DELETE FROM settled_deliveries RETURNING *)
+INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, due_at, created_at)
+SELECT tenant_id, entitlement_id, entry_number, destination, delivery_id, clock_timestamp(), created_at FROM moved`)
 	b.awaitState("copied", delivered, 3)
 	first.stop()
 

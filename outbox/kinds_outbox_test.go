@@ -127,7 +127,7 @@ func TestOutbox_OneMail(t *testing.T) {
 		}
 	}
 	b.grant("acme", "INV-quiet", "team_access")
-	b.await("nothing is under way", `SELECT count(*) = 0 FROM deliveries WHERE state <> 4`)
+	b.await("nothing is under way", `SELECT count(*) = 0 FROM all_deliveries WHERE settled_at IS NULL`)
 	ids := make(map[string]bool)
 	for _, mail := range m.received() {
 		if mail.to != "ann@example.com" {
@@ -200,7 +200,7 @@ destinations:
 			}
 		}
 	}
-	if !b.is(`SELECT sum(poison) = 0 FROM deliveries`) {
+	if !b.is(`SELECT sum(poison) = 0 FROM all_deliveries`) {
 		t.Errorf("the outage counted:\n%s", b.states())
 	}
 }

@@ -37,7 +37,7 @@ func TestMeters(t *testing.T) {
 	}
 	b.awaitState("crm", delivered, 3)
 	b.awaitState("crm", dead, 1)
-	b.await("it was probed", `SELECT count(*) > 5 FROM delivery_attempts JOIN deliveries USING (tenant_id, delivery_id) WHERE destination = 'away' AND outcome <> 0`)
+	b.await("it was probed", `SELECT count(*) > 5 FROM all_delivery_attempts a JOIN deliveries USING (tenant_id, delivery_id) WHERE destination = 'away' AND a.outcome <> 0`)
 
 	var all metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &all); err != nil {

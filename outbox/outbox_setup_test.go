@@ -181,14 +181,14 @@ func (b *bundle) exec(statement string, args ...any) {
 func (b *bundle) awaitState(destination string, state entitlementv1.DeliveryState, count int) {
 	b.t.Helper()
 	b.await(fmt.Sprintf("%d of %s are %v", count, destination, state),
-		`SELECT count(*) = $3 FROM deliveries WHERE destination = $1 AND state = $2`, destination, int16(state), count)
+		`SELECT count(*) = $3 FROM all_deliveries WHERE destination = $1 AND state = $2`, destination, int16(state), count)
 }
 
 // states is what a failed test shows.
 func (b *bundle) states() (text string) {
 	rows, err := b.sql.Query(b.t.Context(),
 		`SELECT destination || ' ' || state || ' ' || count(*) || ' attempts ' || sum(attempts) || ' poison ' || sum(poison) || ' ' || coalesce(max(last_error), '')
-		   FROM deliveries GROUP BY destination, state ORDER BY 1`)
+		   FROM all_deliveries GROUP BY destination, state ORDER BY 1`)
 	if err != nil {
 		return err.Error()
 	}

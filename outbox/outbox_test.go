@@ -221,8 +221,8 @@ func TestOutbox_LeaseRunsOut(t *testing.T) {
 		}
 	}
 	// The lease of the first one is over.
-	b.exec(`UPDATE deliveries SET due_at = clock_timestamp() WHERE destination = 'slow' AND tenant_id = 'acme'`)
-	b.await("it was delivered by another call", `SELECT state = 4 AND attempts = 2 FROM deliveries WHERE destination = 'slow' AND tenant_id = 'acme'`)
+	b.exec(`UPDATE deliveries SET leased_until = clock_timestamp() WHERE destination = 'slow' AND tenant_id = 'acme'`)
+	b.await("it was delivered by another call", `SELECT state = 4 AND attempts = 2 FROM all_deliveries WHERE destination = 'slow' AND tenant_id = 'acme'`)
 	close(release)
 	second.stop()
 	first.stop()
@@ -247,7 +247,7 @@ func TestOutbox_OutageUsesUpNothing(t *testing.T) {
 	}
 	b.applyAll(commands)
 	// Many more probes than the limit allows failures.
-	b.await("it was probed", `SELECT count(*) > 20 FROM delivery_attempts`)
+	b.await("it was probed", `SELECT count(*) > 20 FROM all_delivery_attempts`)
 	if state := r.BreakerState("away"); !strings.Contains(state.String(), "OPEN") {
 		t.Errorf("the breaker is %v", state)
 	}
@@ -256,7 +256,7 @@ func TestOutbox_OutageUsesUpNothing(t *testing.T) {
 	back.StartTLS()
 	t.Cleanup(back.Close)
 	b.awaitState("away", delivered, 1000)
-	if !b.is(`SELECT sum(poison) = 0 FROM deliveries`) || in.count() != 1000 {
+	if !b.is(`SELECT sum(poison) = 0 FROM all_deliveries`) || in.count() != 1000 {
 		t.Errorf("%d taken\n%s", in.count(), b.states())
 	}
 }
@@ -291,10 +291,10 @@ func TestOutbox_PoisonHoldsItsSuccessors(t *testing.T) {
 				}
 				b.grant("other", fmt.Sprint("INV-", others), "team_access")
 				others++
-				b.await("the others flow", `SELECT count(*) = $1 FROM deliveries WHERE tenant_id = 'other' AND state = 4`, others)
+				b.await("the others flow", `SELECT count(*) = $1 FROM all_deliveries WHERE tenant_id = 'other' AND state = 4`, others)
 			}
 			b.grant("other", "INV-last", "team_access")
-			b.await("the others flow", `SELECT count(*) = $1 FROM deliveries WHERE tenant_id = 'other' AND state = 4`, others+1)
+			b.await("the others flow", `SELECT count(*) = $1 FROM all_deliveries WHERE tenant_id = 'other' AND state = 4`, others+1)
 			all := b.list("poison", "crm")
 			if len(all) != 2 || in.count() != others+1 {
 				t.Fatalf("%d deliveries, %d taken of %d", len(all), in.count(), others+1)
@@ -463,7 +463,7 @@ func TestOutbox_StopCutsOffCalls(t *testing.T) {
 	<-held
 	r.stop()
 	b.awaitState("crm", sending, 1)
-	b.exec(`UPDATE deliveries SET due_at = clock_timestamp()`)
+	b.exec(`UPDATE deliveries SET leased_until = clock_timestamp() WHERE state = 2`)
 	b.start()
 	b.awaitState("crm", delivered, 1)
 	if in.count() != 1 || len(in.seen) != 1 {

@@ -52,7 +52,7 @@ func deliveryOut(d *store.Delivery) *entitlementv1.Delivery {
 			InvoiceId: key.InvoiceID, EntitlementType: key.EntitlementType, OperationVersion: key.OperationVersion,
 		},
 		IdempotencyKey: entry.OperationKey, HeldByEntryNumber: d.HeldBy, Notify: notifyOut(d.Notify), Template: d.Template,
-		BodyBytes: int64(len(d.Body)), ContentType: d.ContentType,
+		BodyBytes: d.BodyBytes, ContentType: d.ContentType,
 	}
 	if d.State == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING {
 		out.NextAttemptAt = timestamppb.New(d.NextAttemptAt)

@@ -38,9 +38,11 @@ type Delivery struct {
 	LastError string
 	CreatedAt time.Time
 	SettledAt *time.Time
-	// Body and ContentType are rendered by the first claim and the same ever after; nil and empty before it.
-	Body        []byte
+	// ContentType and BodyBytes, the body's size, are those of the body that the first claim renders; empty and 0 before it.
 	ContentType string
+	BodyBytes   int64
+	// Body is set in what Claim returns: the same bytes on every attempt. It is kept for as long as it may be sent.
+	Body []byte
 	// Notify and Template say who is sent which mail, for a destination that notifies; nil and empty otherwise.
 	Notify   *Notify
 	Template string
@@ -48,8 +50,8 @@ type Delivery struct {
 	HeldBy int64
 	Event  *Event
 
-	// place and attemptPlace are where the claim left the rows of the delivery and of its attempt.
-	place, attemptPlace pgtype.TID
+	// place is where the claim left the row.
+	place pgtype.TID
 }
 
 // Event is the ledger entry on its way out.

@@ -7,10 +7,17 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// nextDueSQL is one probe of the index of the due.
+// nextDueSQL finds the first that nobody has, passing over what is leased. Where that is not due, all that is due is leased, and the end of
+// a lease may come first.
 const nextDueSQL = `
-SELECT EXTRACT(EPOCH FROM due_at - clock_timestamp())::float8 FROM deliveries
- WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity' ORDER BY due_at LIMIT 1`
+SELECT EXTRACT(EPOCH FROM at - clock_timestamp())::float8
+  FROM (SELECT CASE WHEN free <= statement_timestamp() THEN free ELSE LEAST(free, (
+                 SELECT min(leased_until) FROM deliveries
+                  WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' AND due_at <= statement_timestamp())) END AS at
+          FROM (SELECT (SELECT due_at FROM deliveries
+                         WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' AND leased_until IS NULL
+                         ORDER BY due_at LIMIT 1) AS free OFFSET 0) d) d
+ WHERE at IS NOT NULL`
 
 // NextDue says when Claim may find something next at the destination, and false when nothing waits there. The time is that of the
 // caller's clock, whatever the database's says; it may lie in the past.
@@ -48,13 +55,14 @@ const (
 	// backlogSQL walks indexes that hold nothing else.
 	backlogSQL = `
 SELECT w.pending, w.sending,
-       (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND state IN (3, 5) AND state = 3 ORDER BY due_at LIMIT $2) d),
-       (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND state IN (3, 5) AND state = 5 ORDER BY due_at LIMIT $2) d),
-       COALESCE((SELECT EXTRACT(EPOCH FROM clock_timestamp() - due_at) FROM deliveries
-                  WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity' ORDER BY due_at LIMIT 1), 0)::float8
+       (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 3 ORDER BY due_at LIMIT $2) d),
+       (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 5 ORDER BY due_at LIMIT $2) d),
+       COALESCE((SELECT EXTRACT(EPOCH FROM clock_timestamp() - COALESCE(leased_until, due_at)) FROM deliveries
+                  WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+                  ORDER BY due_at LIMIT 1), 0)::float8
   FROM (SELECT count(*) FILTER (WHERE state = 1) AS pending, count(*) FILTER (WHERE state = 2) AS sending
           FROM (SELECT state FROM deliveries
-                 WHERE destination = $1 AND state IN (1, 2) AND due_at > '-infinity' ORDER BY due_at LIMIT $2) d) w`
+                 WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' ORDER BY due_at LIMIT $2) d) w`
 )
 
 // Backlog counts what waits at a destination, of all tenants. It is meant for metrics.

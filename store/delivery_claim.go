@@ -21,28 +21,30 @@ type Renderer func(*Delivery) (body []byte, contentType string, err error)
 const heldDelay = time.Hour
 
 // dueSQL locks what is due at a destination, and what any other worker has not locked, oldest first. statement_timestamp is a constant
-// to the planner, so that it bounds the walk of the index. The conditions on the states and on infinity are those of the index. A row's
-// place, its ctid, is good for as long as it is locked: later statements find it there without a walk of the key's index.
+// to the planner, so that it bounds the walk of the index. The conditions on stuck and on infinity are those of the index. What is
+// leased keeps its place there, and is passed over. A row's place, its ctid, is good for as long as it is locked: later statements
+// find it there without a walk of the key's index.
 const dueSQL = `
 SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN d.entry_number > 1 THEN` + heldBySQL + ` ELSE 0 END
   FROM deliveries d
- WHERE d.destination = $1 AND d.state IN (1, 2) AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
+ WHERE d.destination = $1 AND d.stuck = 0 AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
+   AND (d.leased_until IS NULL OR d.leased_until <= statement_timestamp())
    AND ` + notPausedSQL + `
  ORDER BY d.due_at LIMIT $2
    FOR NO KEY UPDATE OF d SKIP LOCKED`
 
-// deliveriesByKeySQL reads deliveries of one destination. Those that a claim may send are held back by none, so that it need not look;
+// unknownByKeySQL reads UNKNOWN deliveries of one destination, claimedMailsSQL and claimedEventsSQL what is claimed. Those that a claim may send are held back by none, so that it need not look;
 // and one of its destinations that sends no mails need not look who is to be told.
 const (
-	deliveriesByKeySQL = `
-SELECT` + deliveryColumnsSQL + `
+	unknownByKeySQL = `
+SELECT` + ownColumnsSQL + bodyColumnsSQL + notifyColumnsSQL + heldBySQL + `,` + eventColumnsSQL + `
   FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS c (tenant_id, entitlement_id, entry_number, position)
   JOIN deliveries d ON d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
         AND d.destination = $4` + deliveryJoins + byPositionSQL
 	claimedMailsSQL = `
-SELECT d.ctid,` + ownColumnsSQL + notifyColumnsSQL + ` 0::bigint,` + eventColumnsSQL + placedSQL + deliveryJoins + byPositionSQL
+SELECT d.ctid,` + ownColumnsSQL + bodyColumnsSQL + notifyColumnsSQL + ` 0::bigint,` + eventColumnsSQL + placedSQL + deliveryJoins + byPositionSQL
 	claimedEventsSQL = `
-SELECT d.ctid,` + ownColumnsSQL + ` '', '', '', NULL::timestamptz, 0::bigint,` + eventColumnsSQL + placedSQL + eventJoins + byPositionSQL
+SELECT d.ctid,` + ownColumnsSQL + bodyColumnsSQL + ` '', '', '', NULL::timestamptz, 0::bigint,` + eventColumnsSQL + placedSQL + eventJoins + byPositionSQL
 
 	placedSQL = `
   FROM unnest($1::tid[]) WITH ORDINALITY AS c (place, position)
@@ -51,25 +53,28 @@ SELECT d.ctid,` + ownColumnsSQL + ` '', '', '', NULL::timestamptz, 0::bigint,` +
  ORDER BY c.position`
 )
 
-// leaseSQL begins calls, or ends those for which there is no body. A body that is there stays.
+// keepAttemptsSQL makes room for the next attempt of each: the one before goes where the earlier ones are.
+const keepAttemptsSQL = `
+INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at, ended_at, outcome, status_code, error, note)
+SELECT tenant_id, delivery_id, attempts, worker, started_at, ended_at, outcome, status_code, error, note
+  FROM deliveries WHERE ctid = ANY ($1) AND worker IS NOT NULL
+    ON CONFLICT DO NOTHING`
+
+// leaseSQL begins calls, recording the attempt before it is made, or ends those for which there is no body. A body that is there stays.
+// Of what the indexes go by only stuck changes, and that where there is no body.
 const leaseSQL = `
 UPDATE deliveries d
-   SET state = c.state, attempts = d.attempts + 1, lease_token = c.token, due_at = clock_timestamp() + make_interval(secs => $5),
+   SET state = c.state, attempts = d.attempts + 1, lease = c.token,
+       leased_until = CASE c.state WHEN 2 THEN clock_timestamp() + make_interval(secs => $5) END,
        body = COALESCE(d.body, CASE c.state WHEN 2 THEN c.body END),
        content_type = CASE WHEN d.body IS NULL THEN c.content_type ELSE d.content_type END,
-       last_error = COALESCE(NULLIF(c.error, ''), d.last_error)
-  FROM unnest($1::tid[], $2::uuid[], $3::bytea[], $4::text[], $6::smallint[], $7::text[])
-       AS c (place, token, body, content_type, state, error)
+       last_error = COALESCE(NULLIF(c.error, ''), d.last_error),
+       worker = $6, started_at = clock_timestamp(), ended_at = CASE WHEN c.outcome <> 0 THEN clock_timestamp() END,
+       outcome = c.outcome, status_code = 0, error = c.error, note = ''
+  FROM unnest($1::tid[], $2::uuid[], $3::bytea[], $4::text[], $7::smallint[], $8::text[], $9::smallint[])
+       AS c (place, token, body, content_type, state, error, outcome)
  WHERE d.ctid = c.place
-RETURNING d.ctid, d.delivery_id, d.due_at`
-
-// beginAttemptsSQL records calls before they are made.
-const beginAttemptsSQL = `
-INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at, ended_at, outcome, error)
-SELECT tenant_id, delivery_id, attempt_number, $4, clock_timestamp(), CASE WHEN outcome <> 0 THEN clock_timestamp() END, outcome, error
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $5::smallint[], $6::text[])
-       AS c (tenant_id, delivery_id, attempt_number, outcome, error)
-RETURNING ctid, delivery_id`
+RETURNING d.ctid, d.delivery_id, d.leased_until`
 
 // holdSQL puts deliveries off that earlier ones hold back. It locks those: whoever settles one of them waits for this transaction, and
 // then makes due what it put off. One that is locked is about to be settled, and its successor stays due.
@@ -78,7 +83,7 @@ WITH holding AS (
     SELECT c.tenant_id, c.entitlement_id, c.entry_number
       FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::bigint[]) AS c (tenant_id, entitlement_id, entry_number, held_by)
       JOIN deliveries p ON p.tenant_id = c.tenant_id AND p.entitlement_id = c.entitlement_id AND p.entry_number = c.held_by
-            AND p.destination = $5 AND p.state IN (1, 2, 3, 5)
+            AND p.destination = $5
        FOR NO KEY UPDATE OF p SKIP LOCKED)
 UPDATE deliveries d
    SET due_at = statement_timestamp() + make_interval(secs => $6)
@@ -88,27 +93,24 @@ UPDATE deliveries d
 
 // doubtSQL gives up calls whose lease ran out. The token stays: a late result of that very call still counts.
 const doubtSQL = `
-WITH doubted AS (
-    UPDATE deliveries d
-       SET state = 3, due_at = clock_timestamp(), last_error = $5
-      FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
-     WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-       AND d.destination = c.destination AND d.state = 2
-    RETURNING d.tenant_id, d.delivery_id, d.attempts)
-UPDATE delivery_attempts a
-   SET ended_at = clock_timestamp(), outcome = 4, error = $5
-  FROM doubted d
- WHERE a.tenant_id = d.tenant_id AND a.delivery_id = d.delivery_id AND a.attempt_number = d.attempts`
+UPDATE deliveries d
+   SET state = 3, due_at = clock_timestamp(), leased_until = NULL, last_error = $5, ended_at = clock_timestamp(), outcome = 4, error = $5
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
+ WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+   AND d.destination = c.destination AND d.state = 2`
 
 const leaseRanOut = "the lease ran out before a result was recorded"
 
 // spareSQL settles deliveries whose recipient was told already.
 const spareSQL = `
-UPDATE deliveries d
-   SET state = 4, settled_at = clock_timestamp()
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
- WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-   AND d.destination = c.destination AND d.state IN (1, 2)`
+WITH moved AS (
+    DELETE FROM deliveries d
+     USING unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
+     WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+       AND d.destination = c.destination AND d.state IN (1, 2)
+    RETURNING d.*)` + insertSettledSQL + `
+SELECT ` + settledKeySQL + `, 4, poison, lease, last_error, ` + settledBodySQL + `, ended_at, outcome, status_code, error, note
+  FROM moved`
 
 // Claim leases up to limit due deliveries of a configured destination, each with a lease of its own in database time, and records an
 // attempt for each. It has render make the body of those that have none, and stores it in the same transaction: identical bytes
@@ -224,7 +226,7 @@ func (c *claimed) prepare(d *Delivery, render Renderer) {
 			c.failed = append(c.failed, d)
 			return
 		}
-		d.Body, d.ContentType = append(make([]byte, 0, len(body)), body...), contentType
+		d.Body, d.ContentType, d.BodyBytes = append(make([]byte, 0, len(body)), body...), contentType, int64(len(body))
 	}
 	c.leased = append(c.leased, d)
 }
@@ -254,41 +256,37 @@ func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease tim
 }
 
 func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lease time.Duration) {
-	var tenants []string
-	var places []pgtype.TID
-	var tokens, ids [][16]byte
+	var places, repeated []pgtype.TID
+	var tokens [][16]byte
 	var bodies [][]byte
 	var types, errs []string
 	var states, outcomes []int16
-	var numbers []int64
 	byID := make(map[uuid.UUID]*Delivery, len(began))
 	for _, d := range began {
-		tenants, places = append(tenants, d.TenantID), append(places, d.place)
-		tokens, ids = append(tokens, d.LeaseToken), append(ids, d.ID)
+		places, tokens = append(places, d.place), append(tokens, d.LeaseToken)
 		bodies, types = append(bodies, d.Body), append(types, d.ContentType)
-		states, numbers = append(states, int16(d.State)), append(numbers, d.Attempts)
+		states = append(states, int16(d.State))
 		outcome, text := entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNSPECIFIED, ""
 		if d.State == deadState {
 			outcome, text = resultStates[Dead].recorded, d.LastError
 		}
 		outcomes, errs = append(outcomes, int16(outcome)), append(errs, text)
+		if d.Attempts > 1 {
+			repeated = append(repeated, d.place)
+		}
 		byID[d.ID] = d
 	}
-	var place pgtype.TID
-	var id pgtype.UUID
-	b.Queue(leaseSQL, places, tokens, bodies, types, lease.Seconds(), states, errs).Query(func(rows pgx.Rows) error {
-		var until time.Time
+	if len(repeated) > 0 {
+		b.Queue(keepAttemptsSQL, repeated)
+	}
+	b.Queue(leaseSQL, places, tokens, bodies, types, lease.Seconds(), worker, states, errs, outcomes).Query(func(rows pgx.Rows) error {
+		var place pgtype.TID
+		var id pgtype.UUID
+		var until *time.Time
 		_, err := pgx.ForEachRow(rows, []any{&place, &id, &until}, func() error {
 			d := byID[id.Bytes]
-			d.place, d.NextAttemptAt = place, until
-			d.LeaseUntil = &d.NextAttemptAt
-			return nil
-		})
-		return err
-	})
-	b.Queue(beginAttemptsSQL, tenants, ids, numbers, worker, outcomes, errs).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&place, &id}, func() error {
-			byID[id.Bytes].attemptPlace = place
+			d.place, d.LeaseUntil = place, until
+			until = nil
 			return nil
 		})
 		return err
@@ -300,7 +298,7 @@ const takeUnknownSQL = `
 UPDATE deliveries d
    SET due_at = statement_timestamp() + make_interval(secs => $3)
   FROM (SELECT tenant_id, entitlement_id, entry_number, destination FROM deliveries
-         WHERE destination = $1 AND state IN (3, 5) AND state = 3 AND due_at <= statement_timestamp()
+         WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 3 AND due_at <= statement_timestamp()
          ORDER BY due_at LIMIT $2
            FOR NO KEY UPDATE SKIP LOCKED) AS c
  WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
@@ -326,7 +324,7 @@ func (s *Store) TakeUnknown(ctx context.Context, destination string, again time.
 		}); err != nil || len(k.tenant) == 0 {
 			return err
 		}
-		if rows, err = tx.Query(ctx, deliveriesByKeySQL, k.tenant, k.entitlement, k.number, destination); err != nil {
+		if rows, err = tx.Query(ctx, unknownByKeySQL, k.tenant, k.entitlement, k.number, destination); err != nil {
 			return err
 		}
 		all, err = scanDeliveries(rows)

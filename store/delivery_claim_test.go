@@ -43,7 +43,7 @@ func TestClaim_CarriesTheEvent(t *testing.T) {
 	if a := story.Attempts; len(a) != 1 || a[0].EndedAt == nil || a[0].StatusCode != 200 || a[0].Outcome != pb.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DELIVERED {
 		t.Errorf("after the call, its attempts are %+v", a)
 	}
-	if now := story.Delivery; now.State != delivered || now.SettledAt == nil || !bytes.Equal(now.Body, d.Body) || now.Key != d.Key {
+	if now := story.Delivery; now.State != delivered || now.SettledAt == nil || now.BodyBytes != int64(len(d.Body)) || now.Key != d.Key {
 		t.Errorf("after the call, it is %+v", now)
 	}
 	if _, err := b.Claim(t.Context(), "nowhere", "w", leaseTime, 1, body); err == nil {
@@ -55,10 +55,10 @@ func TestClaim_CarriesTheEvent(t *testing.T) {
 func TestClaim_FindsWhatCommitsLate(t *testing.T) {
 	b := setup(t, to(crm))
 	want(t, b.Store, grant("t", "a", "ia", "x"), newly)
-	exec(t, b.sql, `CREATE TEMP TABLE stalled AS SELECT * FROM deliveries`)
-	exec(t, b.sql, `DELETE FROM deliveries`)
+	exec(t, b.sql, `CREATE TEMP TABLE stalled AS SELECT tenant_id, entitlement_id, entry_number, destination, delivery_id, due_at, created_at FROM all_deliveries`)
+	exec(t, b.sql, `DELETE FROM deliveries WHERE tenant_id <> ''`)
 	exec(t, b.sql, `BEGIN`)
-	exec(t, b.sql, `INSERT INTO deliveries SELECT * FROM stalled`)
+	exec(t, b.sql, `INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, due_at, created_at) SELECT * FROM stalled`)
 
 	want(t, b.Store, grant("t", "b", "ib", "x"), newly)
 	second := claimOne(t, b.Store, "crm")
@@ -152,7 +152,7 @@ func TestClaim_PutsOffWhatIsHeld(t *testing.T) {
 	want(t, b.Store, reverse("t", "r", "i", "x"), newly)
 	settle(t, b.Store, store.Dead, claimOne(t, b.Store, "crm"))
 	claim(t, b.Store, "crm")
-	if due := value[int](t, b.sql, `SELECT count(*) FROM deliveries WHERE state IN (1, 2) AND due_at <= clock_timestamp()`); due != 0 {
+	if due := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries WHERE stuck = 0 AND due_at <= clock_timestamp()`); due != 0 {
 		t.Errorf("%d are still due", due)
 	}
 	if next, ok, err := b.NextDue(t.Context(), "crm"); err != nil || !ok || time.Until(next) < time.Minute {
@@ -212,7 +212,7 @@ func TestClaim_ManyWorkersNeverTwice(t *testing.T) {
 			t.Errorf("%s was claimed %d times", key, n)
 		}
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries WHERE state = 4 AND attempts = 1`); n != entitlements*3/2 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries WHERE state = 4 AND attempts = 1`); n != entitlements*3/2 {
 		t.Errorf("%d were delivered, want %d", n, entitlements*3/2)
 	}
 }
@@ -290,7 +290,7 @@ func TestClaim_DoesNotPutOffWhatIsJustFreed(t *testing.T) {
 	exec(t, b.sql, `UPDATE deliveries SET due_at = now() WHERE state = 1`)
 
 	tx, _ := begin(t, b.url)
-	if _, err := tx.Exec(t.Context(), `UPDATE deliveries SET state = 4, settled_at = now() WHERE delivery_id = $1`, [16]byte(first.ID)); err != nil {
+	if _, err := tx.Exec(t.Context(), `DELETE FROM deliveries WHERE delivery_id = $1`, [16]byte(first.ID)); err != nil {
 		t.Fatal(err)
 	}
 	if early := claim(t, b.Store, "crm"); len(early) != 0 {

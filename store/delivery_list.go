@@ -28,13 +28,12 @@ func (f *DeliveryFilter) list() []string {
 // The lists differ in the index that they walk: what waits for an operator has one of its own, all else is picked out of the
 // tenant's deliveries.
 const (
-	listDeliveriesSQL = `
-SELECT` + deliveryColumnsSQL + `
-  FROM (SELECT * FROM deliveries WHERE tenant_id = $1 AND ($5::smallint = 0 OR state = $5)` + listDeliveriesTail
-	listStuckDeliveriesSQL = `
-SELECT` + deliveryColumnsSQL + `
-  FROM (SELECT * FROM deliveries WHERE tenant_id = $1 AND state IN (3, 5) AND state = $5::smallint` + listDeliveriesTail
+	listDeliveriesSQL      = listDeliveriesHead + `($5::smallint = 0 OR state = $5)` + listDeliveriesTail
+	listStuckDeliveriesSQL = listDeliveriesHead + `tenant_id > '' AND stuck > 0 AND stuck = $5::smallint` + listDeliveriesTail
 
+	listDeliveriesHead = `
+SELECT` + deliveryColumnsSQL + `
+  FROM (SELECT * FROM all_deliveries WHERE tenant_id = $1 AND `
 	listDeliveriesTail = `
            AND (entitlement_id, entry_number, destination) > ($2, $3, $4) AND ($6::text = '' OR destination = $6)
          ORDER BY entitlement_id, entry_number, destination LIMIT $7) AS d` + deliveryJoins + `
@@ -87,7 +86,7 @@ func readDeliveryPlace(place string) (entitlement [16]byte, number int64, destin
 
 const deliverySQL = `
 SELECT` + deliveryColumnsSQL + `
-  FROM deliveries d` + deliveryJoins + `
+  FROM all_deliveries d` + deliveryJoins + `
  WHERE d.tenant_id = $1
    AND ($2::uuid IS NOT NULL AND d.delivery_id = $2
      OR $2::uuid IS NULL AND d.entitlement_id = $3 AND d.entry_number = $4 AND d.destination = $5)`
@@ -128,12 +127,14 @@ func (s *Store) Delivery(ctx context.Context, tenant string, name DeliveryName) 
 	return &stories[0], nil
 }
 
-// deliveriesOfSQL reads the latest deliveries of some entries of a tenant.
+// deliveriesOfSQL reads the latest deliveries of some entries of a tenant. OFFSET keeps the planner from reading all of the tenant's instead.
 const deliveriesOfSQL = `
 SELECT` + deliveryColumnsSQL + `
   FROM (SELECT d.*
           FROM unnest($2::uuid[], $3::bigint[]) AS c (entitlement_id, entry_number)
-          JOIN deliveries d ON d.tenant_id = $1 AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
+         CROSS JOIN LATERAL (SELECT * FROM all_deliveries a
+                              WHERE a.tenant_id = $1 AND a.entitlement_id = c.entitlement_id AND a.entry_number = c.entry_number
+                             OFFSET 0) AS d
          ORDER BY d.entitlement_id DESC, d.entry_number DESC, d.destination DESC LIMIT $4) AS d` + deliveryJoins + `
  ORDER BY d.entitlement_id, d.entry_number, d.destination`
 
@@ -160,7 +161,7 @@ func entryKeys(entries []Entry) (k deliveryKeys) {
 
 const deliveryAttemptsOfSQL = `
 SELECT delivery_id, attempt_number, worker, started_at, ended_at, outcome, status_code, error, note
-  FROM delivery_attempts WHERE tenant_id = $1 AND delivery_id = ANY ($2)
+  FROM all_delivery_attempts WHERE tenant_id = $1 AND delivery_id = ANY ($2)
  ORDER BY started_at DESC, attempt_number DESC LIMIT $3`
 
 // storiesOf adds the attempts and the operators' actions, at most the latest storyLimit of each in all, and reports whether there are more.

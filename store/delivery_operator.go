@@ -54,26 +54,41 @@ func (s *Store) Resolve(ctx context.Context, o DeliveryOrder, resolution entitle
 	return s.order(ctx, kind, &o)
 }
 
-// lockOrderSQL locks a delivery for an order, and says whether its lease is over and whether the order was carried out before.
-const lockOrderSQL = `
-SELECT d.state, d.attempts, d.due_at <= clock_timestamp(), d.delivery_id,
+// lockOrderSQL locks a delivery that is not settled for an order, and says whether its lease is over; settledOrderSQL finds one that is. Both
+// say whether the order was carried out before.
+const (
+	lockOrderSQL = `
+SELECT d.state, d.attempts, COALESCE(d.leased_until, d.due_at) <= clock_timestamp(), d.delivery_id,` + orderDoneSQL + `
+  FROM deliveries d` + namedSQL + `
+   FOR NO KEY UPDATE OF d`
+	settledOrderSQL = `
+SELECT d.state, d.attempts, true, d.delivery_id,` + orderDoneSQL + `
+  FROM settled_deliveries d` + namedSQL
+
+	orderDoneSQL = `
        EXISTS (SELECT FROM operator_actions a
-                WHERE a.tenant_id = d.tenant_id AND a.delivery_id = d.delivery_id AND a.attempts = $6 AND a.kind = $7)
-  FROM deliveries d
+                WHERE a.tenant_id = d.tenant_id AND a.delivery_id = d.delivery_id AND a.attempts = $6 AND a.kind = $7)`
+	namedSQL = `
  WHERE d.tenant_id = $1
    AND ($2::uuid IS NOT NULL AND d.delivery_id = $2
-     OR $2::uuid IS NULL AND d.entitlement_id = $3 AND d.entry_number = $4 AND d.destination = $5)
-   FOR NO KEY UPDATE OF d`
+     OR $2::uuid IS NULL AND d.entitlement_id = $3 AND d.entry_number = $4 AND d.destination = $5)`
+)
 
-// orderSQL carries an order out. The state that it was judged by is the guard.
-const orderSQL = `
+// orderSQL makes a delivery due again, settleOrderSQL settles one. The state that it was judged by is the guard. A result of an earlier call
+// counts no more.
+const (
+	orderSQL = `
 UPDATE deliveries
-   SET state = $4, due_at = clock_timestamp(), settled_at = CASE WHEN $4::smallint IN (4, 6) THEN clock_timestamp() END,
-       -- A result of an earlier call counts no more.
-       lease_token = NULL,
-       poison = CASE $4::smallint WHEN 1 THEN 0 ELSE poison END
+   SET state = $4, due_at = clock_timestamp(), leased_until = NULL, lease = NULL, poison = 0` + orderGuardSQL
+	settleOrderSQL = `
+WITH moved AS (DELETE FROM deliveries` + orderGuardSQL + ` RETURNING *)` + insertSettledSQL + `
+SELECT ` + settledKeySQL + `, $4, poison, NULL, last_error, ` + settledBodySQL + `, ended_at, outcome, status_code, error, note
+  FROM moved`
+
+	orderGuardSQL = `
  WHERE tenant_id = $1 AND delivery_id = $2 AND state = $3 AND attempts = $5
-   AND (state <> 2 OR due_at <= clock_timestamp())`
+   AND (state <> 2 OR leased_until <= clock_timestamp())`
+)
 
 const keepActionSQL = `
 INSERT INTO operator_actions (tenant_id, delivery_id, attempts, kind, from_state, to_state, actor, reason, caller, at)
@@ -107,8 +122,15 @@ func (s *Store) orderIn(ctx context.Context, tx pgx.Tx, kind entitlementv1.Opera
 	var state int16
 	var id [16]byte
 	name := &o.Delivery
-	err := tx.QueryRow(ctx, lockOrderSQL, o.TenantID, nullUUID(name.ID), nullUUID(name.EntitlementID), name.EntryNumber, name.Destination,
-		o.ObservedAttempts, int16(kind)).Scan(&state, &f.attempts, &f.leaseOver, &id, &f.done)
+	find := func(sql string) error {
+		return tx.QueryRow(ctx, sql, o.TenantID, nullUUID(name.ID), nullUUID(name.EntitlementID), name.EntryNumber, name.Destination,
+			o.ObservedAttempts, int16(kind)).Scan(&state, &f.attempts, &f.leaseOver, &id, &f.done)
+	}
+	err := find(lockOrderSQL)
+	if errors.Is(err, pgx.ErrNoRows) {
+		// Also one that was settled while the lock was waited for.
+		err = find(settledOrderSQL)
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return removed(ctx, tx, o)
 	}
@@ -133,7 +155,7 @@ func (s *Store) orderIn(ctx context.Context, tx pgx.Tx, kind entitlementv1.Opera
 			return OrderAnswer{}, err
 		}
 	}
-	if (to == deliveredState || to == discardedState) && outcome == entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED {
+	if to != pendingState && outcome == entitlementv1.Outcome_OUTCOME_NEWLY_APPLIED {
 		n := &d.Event.Entry
 		if _, err := tx.Exec(ctx, releaseSQL, []string{d.TenantID}, [][16]byte{n.EntitlementID}, []int64{n.Number}, []string{d.Destination}); err != nil {
 			return OrderAnswer{}, err
@@ -147,7 +169,11 @@ func (s *Store) orderIn(ctx context.Context, tx pgx.Tx, kind entitlementv1.Opera
 }
 
 func carryOut(ctx context.Context, tx pgx.Tx, kind entitlementv1.OperatorActionKind, o *DeliveryOrder, id [16]byte, f orderFacts, to entitlementv1.DeliveryState) error {
-	tag, err := tx.Exec(ctx, orderSQL, o.TenantID, id, int16(f.state), int16(to), f.attempts)
+	sql := orderSQL
+	if to != pendingState {
+		sql = settleOrderSQL
+	}
+	tag, err := tx.Exec(ctx, sql, o.TenantID, id, int16(f.state), int16(to), f.attempts)
 	if err != nil {
 		return err
 	}

@@ -293,17 +293,17 @@ func TestMaintain_PurgedDeliveriesAreNotMadeAnew(t *testing.T) {
 	settle(t, b.Store, store.Dead, claimOne(t, b.Store, "ledger"))
 
 	maintain(t, b.Store, time.Now().AddDate(0, 0, 29))
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries`); n != 5 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries`); n != 5 {
 		t.Fatalf("%d deliveries are left before the retention, want 5", n)
 	}
 	maintain(t, b.Store, time.Now().AddDate(0, 0, 31))
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries WHERE settled_at IS NULL`); n != 2 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries WHERE settled_at IS NULL`); n != 2 {
 		t.Errorf("%d that are not settled are left, want 2", n)
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries`); n != 2 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries`); n != 2 {
 		t.Errorf("%d deliveries are left, want 2", n)
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM delivery_attempts`); n != 1 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_delivery_attempts`); n != 1 {
 		t.Errorf("%d attempts are left, want one", n)
 	}
 	maintain(t, b.Store, time.Now())
@@ -324,7 +324,7 @@ func TestMaintain_PurgedDeliveriesAreNotMadeAnew(t *testing.T) {
 	if lost := settle(t, b.Store, store.Dead, d); len(lost) != 1 {
 		t.Error("a late result has found its delivery")
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries WHERE entry_number = 1`); n != 0 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries WHERE entry_number = 1`); n != 0 {
 		t.Errorf("%d deliveries were made anew", n)
 	}
 	// The facts stay.
@@ -340,10 +340,10 @@ func TestMaintain_PurgesDeliveriesInBatches(t *testing.T) {
 	b := setup(t, to(crm))
 	want(t, b.Store, grant("t", "k", "i", "x"), newly)
 	exec(t, b.sql, `
-INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, created_at, settled_at)
-SELECT 't', gen_random_uuid(), 1, 'crm', gen_random_uuid(), 4, now(), now(), now() - interval '31 days' FROM generate_series(1, 2500)`)
+INSERT INTO settled_deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, created_at, settled_at)
+SELECT 't', gen_random_uuid(), 1, 'crm', gen_random_uuid(), 4, now(), now() - interval '31 days' FROM generate_series(1, 2500)`)
 	maintain(t, b.Store, time.Now())
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries`); n != 1 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries`); n != 1 {
 		t.Errorf("%d are left, want one", n)
 	}
 }

@@ -17,8 +17,13 @@ func TestPlans_ClaimReadsWhatItReturns(t *testing.T) {
 	admin := planSession(t, url, false)
 	execAll(t, admin, `
 INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, created_at)
-SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1000 = 0 THEN 'up' ELSE 'down' END, gen_random_uuid(), 1 + n % 2,
+SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1000 = 0 THEN 'up' ELSE 'down' END, gen_random_uuid(), 1,
        now() + (n % 20000 - 10000) * interval '1 second', now() FROM generate_series(1, 100100) n`)
+	// What is under way keeps its place among the due, and is passed over: as many as workers have in their hands.
+	const underWay = 50
+	execAll(t, admin, `
+UPDATE deliveries SET state = 2, leased_until = now() + interval '1 hour'
+ WHERE (tenant_id, delivery_id) IN (SELECT tenant_id, delivery_id FROM deliveries WHERE destination = 'down' ORDER BY due_at LIMIT 50)`)
 	check := func(t *testing.T) {
 		service := planSession(t, url, true)
 		execAll(t, service, `PREPARE due AS `+dueSQL, `PREPARE next AS `+nextDueSQL)
@@ -30,7 +35,7 @@ SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1
 			{`EXECUTE due ('down', 20)`, 20, 400},
 			{`EXECUTE due ('up', 20)`, 20, 400},
 			{`EXECUTE due ('none', 20)`, 0, 10},
-			{`EXECUTE next ('down')`, 1, 10},
+			{`EXECUTE next ('down')`, 1, 200},
 			{`EXECUTE next ('none')`, 0, 10},
 		} {
 			var text string
@@ -49,13 +54,13 @@ SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1
 				t.Fatal(err)
 			}
 			top := &plans[0].Plan
-			if top.Rows != float64(c.rows) || top.Hit+top.Read > c.blocks || top.removed() > 0 {
+			if top.Rows != float64(c.rows) || top.Hit+top.Read > c.blocks || top.removed() > underWay {
 				t.Errorf("%s: %v rows, %d blocks, %d rows read in vain\n%s", c.execute, top.Rows, top.Hit+top.Read, top.removed(), text)
 			}
 		}
 	}
 	// What is counted for metrics stops at its limit, and reads no more than it counts; dead deliveries are many at one destination only.
-	execAll(t, admin, `UPDATE deliveries SET state = 5 WHERE entry_number = 2 AND destination = 'down'`)
+	execAll(t, admin, `UPDATE deliveries SET state = 5, leased_until = NULL WHERE entry_number = 2 AND destination = 'down'`)
 	checkBacklog := func(t *testing.T) {
 		service := planSession(t, url, true)
 		execAll(t, service, `SET enable_bitmapscan = off`, `PREPARE backlog AS `+backlogSQL)
@@ -75,7 +80,7 @@ SELECT 't' || n % 3, md5('e' || n % 90000)::uuid, 1 + n / 90000, CASE WHEN n % 1
 			if err := json.Unmarshal([]byte(text), &plans); err != nil {
 				t.Fatal(err)
 			}
-			if top := &plans[0].Plan; top.walked() != c.walked || top.removed() > 0 {
+			if top := &plans[0].Plan; top.walked() != c.walked || top.removed() > underWay {
 				t.Errorf("%s: %d rows walked, want %d, %d in vain\n%s", c.execute, top.walked(), c.walked, top.removed(), text)
 			}
 		}

@@ -18,14 +18,16 @@ const (
 	heldBySQL = `
        COALESCE((SELECT p.entry_number FROM deliveries p
                   WHERE p.tenant_id = d.tenant_id AND p.entitlement_id = d.entitlement_id AND p.entry_number < d.entry_number
-                    AND p.destination = d.destination AND p.state IN (1, 2, 3, 5)
+                    AND p.destination = d.destination
                   ORDER BY p.entry_number LIMIT 1), 0)`
 
-	deliveryColumnsSQL = ownColumnsSQL + notifyColumnsSQL + heldBySQL + `,` + eventColumnsSQL
-
+	// deliveryColumnsSQL are those of all_deliveries. What is claimed is read from deliveries alone, with its body.
+	deliveryColumnsSQL = ownColumnsSQL + `
+       d.leased_until, d.last_error, d.settled_at, d.body_bytes, NULL::bytea,` + notifyColumnsSQL + heldBySQL + `,` + eventColumnsSQL
 	ownColumnsSQL = `
-       d.tenant_id, d.delivery_id, d.destination, d.state, d.attempts, d.poison, d.due_at, d.lease_token, d.last_error, d.created_at,
-       d.settled_at, d.body, d.content_type,`
+       d.tenant_id, d.delivery_id, d.destination, d.state, d.attempts, d.poison, d.due_at, d.lease, d.created_at, d.content_type,`
+	bodyColumnsSQL = `
+       d.leased_until, d.last_error, NULL::timestamptz, NULL::bigint, d.body,`
 	notifyColumnsSQL = `
        COALESCE(m.template, ''), COALESCE(m.recipient, ''), COALESCE(m.locale, ''), x.sent_at,`
 	eventColumnsSQL = operationColumnsSQL + `,
@@ -54,14 +56,16 @@ type deliveryRow struct {
 	state       int16
 	notify      Notify
 	sentAt      *time.Time
+	bodyBytes   *int64
 	operation   operationRow
 	entitlement entitlementRow
 	entry       entryRow
 }
 
 func (r *deliveryRow) destinations() []any {
-	dest := []any{&r.TenantID, &r.id, &r.Destination, &r.state, &r.Attempts, &r.Poison, &r.NextAttemptAt, &r.token, &r.LastError,
-		&r.CreatedAt, &r.SettledAt, &r.Body, &r.ContentType, &r.Template, &r.notify.Recipient, &r.notify.Locale, &r.sentAt, &r.HeldBy}
+	dest := []any{&r.TenantID, &r.id, &r.Destination, &r.state, &r.Attempts, &r.Poison, &r.NextAttemptAt, &r.token, &r.CreatedAt, &r.ContentType,
+		&r.LeaseUntil, &r.LastError, &r.SettledAt, &r.bodyBytes, &r.Body,
+		&r.Template, &r.notify.Recipient, &r.notify.Locale, &r.sentAt, &r.HeldBy}
 	dest = append(dest, r.operation.destinations()...)
 	dest = append(dest, r.entitlement.destinations()...)
 	return append(dest, r.entry.destinations()...)
@@ -71,8 +75,8 @@ func (r *deliveryRow) delivery() *Delivery {
 	d := r.Delivery
 	d.ID, d.LeaseToken = r.id.Bytes, r.token.Bytes
 	d.State = entitlementv1.DeliveryState(r.state)
-	if d.State == sendingState {
-		d.LeaseUntil = &r.NextAttemptAt
+	if r.bodyBytes != nil {
+		d.BodyBytes = *r.bodyBytes
 	}
 	if r.Template != "" {
 		d.Notify = &r.notify

@@ -32,39 +32,66 @@ type DeliveryResult struct {
 	Note string
 }
 
-// settleSQL records results. The token is the guard: a later claim, or an operator, has replaced it. An UNKNOWN delivery that nobody
-// decided about still has the token of the call that is in doubt. It is kept here, so that a repeat is told from a loss.
+// settleSQL records results after which a delivery still waits, finishSQL those that settle it. The token is the guard: a later claim, or an
+// operator, has replaced it. An UNKNOWN delivery that nobody decided about still has the token of the call that is in doubt. It is
+// kept here, so that a repeat is told from a loss.
 //
-// As a rule a row is where its claim left it, and is found there without a walk of an index; settleByKeySQL finds those that are
+// As a rule a row is where its claim left it, and is found there without a walk of an index; the statements by key find those that are
 // not. What stands at a place now may be another row, but never with the token.
 const (
-	settleSQL = settleHead + `
- WHERE d.ctid = c.place AND d.state IN (2, 3) AND d.lease_token = c.token`
-	settleByKeySQL = settleHead + `
+	settleSQL      = settleHead + resultsSQL + atPlaceSQL
+	settleByKeySQL = settleHead + resultsSQL + byKeySQL
+	finishSQL      = finishHead + resultsSQL + atPlaceSQL + finishTail
+	finishByKeySQL = finishHead + resultsSQL + byKeySQL + finishTail
+
+	resultsSQL = `unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::tid[], $6::uuid[], $7::smallint[], $8::bigint[],
+               $9::float8[], $10::smallint[], $11::int[], $12::text[], $13::text[])
+       AS c (tenant_id, entitlement_id, entry_number, destination, place, token, state, poison, retry_seconds, outcome, status_code, error, note)`
+	atPlaceSQL = `
+ WHERE d.ctid = c.place AND d.state IN (2, 3) AND d.lease = c.token`
+	byKeySQL = `
  WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
-   AND d.destination = c.destination AND d.state IN (2, 3) AND d.lease_token = c.token`
+   AND d.destination = c.destination AND d.state IN (2, 3) AND d.lease = c.token`
 
 	settleHead = `
 UPDATE deliveries d
-   SET state = c.state, poison = d.poison + c.poison, last_error = c.error,
+   SET state = c.state, poison = d.poison + c.poison, last_error = c.error, leased_until = NULL,
        due_at = CASE c.state WHEN 1 THEN clock_timestamp() + c.retry_seconds * interval '1 second' ELSE clock_timestamp() END,
-       settled_at = CASE c.state WHEN 4 THEN clock_timestamp() END
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[], $5::tid[], $6::uuid[], $7::smallint[], $8::bigint[], $9::float8[], $10::text[])
-       AS c (tenant_id, entitlement_id, entry_number, destination, place, token, state, poison, retry_seconds, error)`
+       ended_at = clock_timestamp(), outcome = c.outcome, status_code = c.status_code, error = c.error, note = c.note
+  FROM `
+	finishHead = `
+WITH moved AS (
+DELETE FROM deliveries d
+ USING `
+	finishTail = `
+RETURNING d.*, c.outcome AS result, c.status_code AS result_code, c.error AS result_error, c.note AS result_note)` + insertSettledSQL + `
+SELECT ` + settledKeySQL + `, 4, poison, lease, result_error, ` + settledBodySQL + `, clock_timestamp(), result, result_code, result_error, result_note
+  FROM moved`
 )
 
-// endAttemptsSQL records results with their attempts, also those that came too late to count: an attempt belongs to one lease.
+// insertSettledSQL takes what is settled out of the way of what is not. Its statement has deleted the delivery.
 const (
-	endAttemptsSQL = endAttemptsHead + `
- WHERE a.ctid = c.place AND a.delivery_id = c.delivery_id AND a.attempt_number = c.attempt_number AND a.tenant_id = c.tenant_id`
-	endAttemptsByKeySQL = endAttemptsHead + `
- WHERE a.tenant_id = c.tenant_id AND a.delivery_id = c.delivery_id AND a.attempt_number = c.attempt_number`
+	insertSettledSQL = `
+INSERT INTO settled_deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, attempts, state, poison, lease, last_error,
+       created_at, settled_at, body_bytes, content_type, worker, started_at, ended_at, outcome, status_code, error, note)`
+	settledKeySQL  = `tenant_id, entitlement_id, entry_number, destination, delivery_id, attempts`
+	settledBodySQL = `created_at, clock_timestamp(), octet_length(body), content_type, worker, started_at`
+)
 
-	endAttemptsHead = `
-UPDATE delivery_attempts a
+// Results that came too late to count are recorded with their attempts, wherever those stand: an attempt belongs to one lease.
+const (
+	lateEarlierSQL = `
+UPDATE delivery_attempts a` + lateTail + ` AND a.attempt_number = c.attempt_number`
+	lateLatestSQL = `
+UPDATE deliveries a` + lateTail + ` AND a.attempts = c.attempt_number`
+	lateSettledSQL = `
+UPDATE settled_deliveries a` + lateTail + ` AND a.attempts = c.attempt_number`
+
+	lateTail = `
    SET ended_at = clock_timestamp(), outcome = c.outcome, status_code = c.status_code, error = c.error, note = c.note
-  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::tid[], $5::smallint[], $6::int[], $7::text[], $8::text[])
-       AS c (tenant_id, delivery_id, attempt_number, place, outcome, status_code, error, note)`
+  FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::smallint[], $5::int[], $6::text[], $7::text[])
+       AS c (tenant_id, delivery_id, attempt_number, outcome, status_code, error, note)
+ WHERE a.tenant_id = c.tenant_id AND a.delivery_id = c.delivery_id`
 )
 
 // releaseSQL makes due what settled deliveries have held back: of each, the next one that is not settled. A later statement than the
@@ -74,7 +101,7 @@ UPDATE deliveries d
    SET due_at = clock_timestamp()
   FROM (SELECT c.*, (SELECT s.entry_number FROM deliveries s
                       WHERE s.tenant_id = c.tenant_id AND s.entitlement_id = c.entitlement_id AND s.entry_number > c.entry_number
-                        AND s.destination = c.destination AND s.state IN (1, 2, 3, 5)
+                        AND s.destination = c.destination
                       ORDER BY s.entry_number LIMIT 1) AS next_number
           FROM unnest($1::text[], $2::uuid[], $3::bigint[], $4::text[]) AS c (tenant_id, entitlement_id, entry_number, destination)
         OFFSET 0) AS c
@@ -85,7 +112,8 @@ UPDATE deliveries d
 const keptTokensSQL = `
 SELECT c.position::int
   FROM unnest($1::text[], $2::uuid[], $3::uuid[]) WITH ORDINALITY AS c (tenant_id, delivery_id, token, position)
-  JOIN deliveries d ON d.tenant_id = c.tenant_id AND d.delivery_id = c.delivery_id AND d.lease_token = c.token`
+ WHERE COALESCE((SELECT d.lease = c.token FROM deliveries d WHERE d.tenant_id = c.tenant_id AND d.delivery_id = c.delivery_id),
+                (SELECT d.lease = c.token FROM settled_deliveries d WHERE d.tenant_id = c.tenant_id AND d.delivery_id = c.delivery_id))`
 
 // Settle records what came back, for many deliveries at once. A result whose lease token is not the delivery's any more is recorded with
 // its attempt alone, and its delivery is returned as lost: a worker whose lease ran out cannot overwrite what a newer claim or an operator
@@ -107,25 +135,19 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 			bytes.Compare(a.Event.Entry.EntitlementID[:], b.Event.Entry.EntitlementID[:]),
 			cmp.Compare(a.Event.Entry.Number, b.Event.Entry.Number), strings.Compare(a.Destination, b.Destination))
 	})
-	c := resultColumnsOf(results)
-	var kept []bool
+	r := sorted(results)
 	var released int64
 	err = s.inTransaction(ctx, func(tx pgx.Tx) (err error) {
-		kept, err = c.record(ctx, tx)
-		if err != nil || len(c.final.tenant) == 0 {
+		lost, err = r.record(ctx, tx)
+		if err != nil || len(r.final.keys.tenant) == 0 {
 			return err
 		}
-		tag, err := tx.Exec(ctx, releaseSQL, c.final.tenant, c.final.entitlement, c.final.number, c.finalAt)
+		tag, err := tx.Exec(ctx, releaseSQL, r.final.keys.tenant, r.final.keys.entitlement, r.final.keys.number, r.final.destination)
 		released = tag.RowsAffected()
 		return err
 	})
 	if err != nil {
 		return nil, readFailure(err)
-	}
-	for i := range results {
-		if kept != nil && !kept[i] {
-			lost = append(lost, results[i].Delivery)
-		}
 	}
 	if released > 0 {
 		s.wake()
@@ -133,112 +155,138 @@ func (s *Store) Settle(ctx context.Context, results []DeliveryResult) (lost []*D
 	return lost, nil
 }
 
-// resultColumns are results as the columns of the statements that record them.
-type resultColumns struct {
-	keys                deliveryKeys
-	destination         []string
-	place, attemptPlace []pgtype.TID
-	token, id           [][16]byte
-	state, outcome      []int16
-	poison, number      []int64
-	retrySeconds        []float64
-	statusCode          []int32
-	err, note           []string
-
-	// final are the deliveries that hold their successors back no more, told those by which somebody was told.
-	final   deliveryKeys
-	finalAt []string
-	told    []*Delivery
-	// pausing are the deliveries that pause their destinations.
-	pausing []*Delivery
+// sortedResults are results by what is done with them.
+type sortedResults struct {
+	all []DeliveryResult
+	// final are those that hold their successors back no more, and open the others.
+	final, open resultColumns
+	// told are the deliveries by which somebody was told, pausing those that pause their destinations.
+	told, pausing []*Delivery
 }
 
-func resultColumnsOf(results []DeliveryResult) *resultColumns {
-	c := &resultColumns{}
+func sorted(results []DeliveryResult) *sortedResults {
+	s := &sortedResults{all: results}
 	for i := range results {
 		r := &results[i]
-		d := r.Delivery
-		after := resultStates[r.Outcome]
-		counts := int64(0)
-		if r.Outcome == RetryAt && r.CountsAsPoison {
-			counts = 1
-		}
-		c.keys.addDelivery(d)
-		c.destination = append(c.destination, d.Destination)
-		c.place, c.attemptPlace = append(c.place, d.place), append(c.attemptPlace, d.attemptPlace)
-		c.token, c.id = append(c.token, d.LeaseToken), append(c.id, d.ID)
-		c.state, c.outcome = append(c.state, int16(after.state)), append(c.outcome, int16(after.recorded))
-		c.poison, c.number = append(c.poison, counts), append(c.number, d.Attempts)
-		c.retrySeconds = append(c.retrySeconds, boundedRetry(r.RetryAfter).Seconds())
-		c.statusCode = append(c.statusCode, int32(r.StatusCode))
-		c.err, c.note = append(c.err, clipped(r.Error)), append(c.note, clipped(r.Note))
 		if r.Pauses {
-			c.pausing = append(c.pausing, d)
+			s.pausing = append(s.pausing, r.Delivery)
 		}
-		if r.Outcome == Delivered {
-			c.final.addDelivery(d)
-			c.finalAt = append(c.finalAt, d.Destination)
-			if d.Notify != nil {
-				c.told = append(c.told, d)
-			}
+		if r.Outcome != Delivered {
+			s.open.add(r)
+			continue
+		}
+		s.final.add(r)
+		if r.Delivery.Notify != nil {
+			s.told = append(s.told, r.Delivery)
 		}
 	}
-	return c
+	return s
 }
 
-// record writes the results, and says which of them count: nil where all do.
-func (c *resultColumns) record(ctx context.Context, tx pgx.Tx) (kept []bool, err error) {
-	var settled, ended int64
-	counted := func(n *int64) func(pgconn.CommandTag) error {
-		return func(tag pgconn.CommandTag) error {
-			*n = tag.RowsAffected()
-			return nil
-		}
+// resultColumns are results as the columns of the statements that record them.
+type resultColumns struct {
+	keys           deliveryKeys
+	destination    []string
+	place          []pgtype.TID
+	token, id      [][16]byte
+	state, outcome []int16
+	poison, number []int64
+	retrySeconds   []float64
+	statusCode     []int32
+	err, note      []string
+}
+
+func (c *resultColumns) add(r *DeliveryResult) {
+	d := r.Delivery
+	after := resultStates[r.Outcome]
+	counts := int64(0)
+	if r.Outcome == RetryAt && r.CountsAsPoison {
+		counts = 1
 	}
-	write := func(settle, end string) error {
-		var b pgx.Batch
-		b.Queue(settle, c.keys.tenant, c.keys.entitlement, c.keys.number, c.destination, c.place, c.token, c.state, c.poison, c.retrySeconds, c.err).
-			Exec(counted(&settled))
-		b.Queue(end, c.keys.tenant, c.id, c.number, c.attemptPlace, c.outcome, c.statusCode, c.err, c.note).Exec(counted(&ended))
-		return tx.SendBatch(ctx, &b).Close()
+	c.keys.addDelivery(d)
+	c.destination, c.place = append(c.destination, d.Destination), append(c.place, d.place)
+	c.token, c.id = append(c.token, d.LeaseToken), append(c.id, d.ID)
+	c.state, c.outcome = append(c.state, int16(after.state)), append(c.outcome, int16(after.recorded))
+	c.poison, c.number = append(c.poison, counts), append(c.number, d.Attempts)
+	c.retrySeconds = append(c.retrySeconds, boundedRetry(r.RetryAfter).Seconds())
+	c.statusCode = append(c.statusCode, int32(r.StatusCode))
+	c.err, c.note = append(c.err, clipped(r.Error)), append(c.note, clipped(r.Note))
+}
+
+// queue appends a statement that records the results, if there are any, and counts those that it found.
+func (c *resultColumns) queue(b *pgx.Batch, sql string, found *int64) {
+	if len(c.id) == 0 {
+		return
 	}
-	if err := write(settleSQL, endAttemptsSQL); err != nil {
+	b.Queue(sql, c.keys.tenant, c.keys.entitlement, c.keys.number, c.destination, c.place, c.token, c.state, c.poison, c.retrySeconds,
+		c.outcome, c.statusCode, c.err, c.note).Exec(func(tag pgconn.CommandTag) error {
+		*found += tag.RowsAffected()
+		return nil
+	})
+}
+
+// record writes the results, and says which of them do not count.
+func (s *sortedResults) record(ctx context.Context, tx pgx.Tx) (lost []*Delivery, err error) {
+	var b pgx.Batch
+	var found int64
+	s.final.queue(&b, finishSQL, &found)
+	s.open.queue(&b, settleSQL, &found)
+	if len(s.told) > 0 {
+		queueSent(&b, s.told)
+	}
+	for _, d := range s.pausing {
+		b.Queue(pauseSQL, d.Destination, d.TenantID, [16]byte(d.ID), d.Attempts)
+	}
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return nil, err
 	}
-	all := int64(len(c.id))
-	found := settled == all
-	if !found || ended < all {
-		if err := write(settleByKeySQL, endAttemptsByKeySQL); err != nil {
-			return nil, err
-		}
-	}
-	if len(c.told) > 0 || len(c.pausing) > 0 {
-		var b pgx.Batch
-		if len(c.told) > 0 {
-			queueSent(&b, c.told)
-		}
-		for _, d := range c.pausing {
-			b.Queue(pauseSQL, d.Destination, d.TenantID, [16]byte(d.ID), d.Attempts)
-		}
-		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
-			return nil, err
-		}
-	}
-	if found {
+	if found == int64(len(s.all)) {
 		return nil, nil
 	}
+	return s.recordMoved(ctx, tx)
+}
+
+// recordMoved records what is not where its claim left it, and with their attempts those results that do not count, which it returns.
+func (s *sortedResults) recordMoved(ctx context.Context, tx pgx.Tx) (lost []*Delivery, err error) {
+	var b pgx.Batch
+	var found int64
+	s.final.queue(&b, finishByKeySQL, &found)
+	s.open.queue(&b, settleByKeySQL, &found)
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, err
+	}
 	// How many were found by their keys says nothing: one that has become UNKNOWN is found once more.
-	kept = make([]bool, all)
+	var c resultColumns
+	for i := range s.all {
+		c.add(&s.all[i])
+	}
 	rows, err := tx.Query(ctx, keptTokensSQL, c.keys.tenant, c.id, c.token)
 	if err != nil {
 		return nil, err
 	}
+	kept := make([]bool, len(s.all))
 	var position int
-	_, err = pgx.ForEachRow(rows, []any{&position}, func() error {
+	if _, err := pgx.ForEachRow(rows, []any{&position}, func() error {
 		kept[position-1] = true
 		return nil
-	})
-	return kept, err
+	}); err != nil {
+		return nil, err
+	}
+	var late resultColumns
+	for i := range s.all {
+		if !kept[i] {
+			lost = append(lost, s.all[i].Delivery)
+			late.add(&s.all[i])
+		}
+	}
+	if len(lost) == 0 {
+		return nil, nil
+	}
+	b = pgx.Batch{}
+	for _, sql := range []string{lateEarlierSQL, lateLatestSQL, lateSettledSQL} {
+		b.Queue(sql, late.keys.tenant, late.id, late.number, late.outcome, late.statusCode, late.err, late.note)
+	}
+	return lost, tx.SendBatch(ctx, &b).Close()
 }
 
 // destinationsOf is a column of one name.

@@ -81,7 +81,7 @@ func settle(t testing.TB, s *store.Store, outcome store.DeliveryOutcome, all ...
 // leaseOut makes every lease run out now.
 func leaseOut(t testing.TB, b *bundle) {
 	t.Helper()
-	exec(t, b.sql, `UPDATE deliveries SET due_at = clock_timestamp() WHERE state = 2`)
+	exec(t, b.sql, `UPDATE deliveries SET leased_until = clock_timestamp() WHERE state = 2`)
 }
 
 func storyOf(t testing.TB, s *store.Store, d *store.Delivery) *store.DeliveryStory {
@@ -188,7 +188,7 @@ func TestDeliveries_OneRefundThreeKeys(t *testing.T) {
 	if len(keys) != 6 {
 		t.Errorf("%d keys, want six", len(keys))
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries WHERE state = 4`); n != 12 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries WHERE state = 4`); n != 12 {
 		t.Errorf("%d were delivered, want 12", n)
 	}
 }
@@ -342,7 +342,7 @@ func TestDeliveries_EverybodyAtOnce(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if value[bool](t, b.sql, `SELECT NOT EXISTS (SELECT FROM deliveries WHERE settled_at IS NULL)`) {
+		if value[bool](t, b.sql, `SELECT NOT EXISTS (SELECT FROM all_deliveries WHERE settled_at IS NULL)`) {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -352,11 +352,11 @@ func TestDeliveries_EverybodyAtOnce(t *testing.T) {
 	}
 	stop()
 	wg.Wait()
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries a JOIN deliveries b USING (tenant_id, entitlement_id, destination)
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries a JOIN all_deliveries b USING (tenant_id, entitlement_id, destination)
 		WHERE a.entry_number < b.entry_number AND a.settled_at > b.settled_at`); n != 0 {
 		t.Errorf("%d were overtaken", n)
 	}
-	if entries, made := value[int](t, b.sql, `SELECT count(*) FROM entries`), value[int](t, b.sql, `SELECT count(*) FROM deliveries`); made != 2*entries {
+	if entries, made := value[int](t, b.sql, `SELECT count(*) FROM entries`), value[int](t, b.sql, `SELECT count(*) FROM all_deliveries`); made != 2*entries {
 		t.Errorf("%d deliveries of %d entries to two destinations", made, entries)
 	}
 }

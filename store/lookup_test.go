@@ -244,7 +244,7 @@ func TestLookup_SaysWhereOrdersAreLeftOut(t *testing.T) {
 	want(t, b.Store, grant("t", "k", "i", "x"), newly)
 	for _, n := range []int{kept, kept + 1} {
 		exec(t, b.sql, `INSERT INTO operator_actions
-			SELECT tenant_id, delivery_id, n, 1, 5, 1, 'me', 'because', '', now() + n * interval '1 second' FROM deliveries, generate_series(1, $1::int) n
+			SELECT tenant_id, delivery_id, n, 1, 5, 1, 'me', 'because', '', now() + n * interval '1 second' FROM all_deliveries, generate_series(1, $1::int) n
 			    ON CONFLICT DO NOTHING`, n)
 		found := find(t, b, store.Lookup{TenantID: "t", IdempotencyKey: "k", Full: true})
 		actions := found.Deliveries[0].Actions

@@ -83,8 +83,8 @@ func (s *Store) Maintain(ctx context.Context, now time.Time) error {
 // told stays.
 const purgeDeliveriesSQL = `
 WITH old AS (
-    DELETE FROM deliveries d
-     USING (SELECT tenant_id, entitlement_id, entry_number, destination FROM deliveries
+    DELETE FROM settled_deliveries d
+     USING (SELECT tenant_id, entitlement_id, entry_number, destination FROM settled_deliveries
              WHERE settled_at IS NOT NULL AND settled_at < $1
              ORDER BY settled_at LIMIT $2
                FOR UPDATE SKIP LOCKED) AS c

@@ -33,7 +33,7 @@ func TestNotifications_OnePerRecipientTemplateAndEntry(t *testing.T) {
 	if got := value[string](t, b.sql, `SELECT string_agg(template || '>' || recipient || '>' || destination, ' ' ORDER BY template) FROM notifications`); got != "invoice>a@example.com>mail3 welcome>a@example.com>mail" {
 		t.Errorf("to be told: %s", got)
 	}
-	if n := value[int](t, b.sql, `SELECT count(*) FROM deliveries`); n != 2 {
+	if n := value[int](t, b.sql, `SELECT count(*) FROM all_deliveries`); n != 2 {
 		t.Errorf("%d mails", n)
 	}
 	if n := value[int](t, b.sql, `SELECT count(*) FROM notifications_sent`); n != 0 {

@@ -32,6 +32,8 @@ func TestPrivileges_TheServiceCannotRewrite(t *testing.T) {
 		`UPDATE deliveries SET delivery_id = gen_random_uuid()`,
 		`UPDATE deliveries SET destination = 'other'`,
 		`UPDATE deliveries SET entry_number = 2`,
+		`UPDATE settled_deliveries SET delivery_id = gen_random_uuid()`,
+		`UPDATE settled_deliveries SET state = 6`,
 		`UPDATE delivery_attempts SET attempt_number = 2`,
 		`UPDATE operator_actions SET actor = 'somebody else'`,
 		`DELETE FROM operator_actions`,

@@ -194,8 +194,13 @@ func (b *deliveryBench) drain(ctx context.Context, kind string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	if _, err := conn.Exec(ctx, "TRUNCATE grantd.deliveries, grantd.delivery_attempts"); err != nil {
-		return err
+	for _, sql := range []string{
+		"TRUNCATE grantd.settled_deliveries, grantd.delivery_attempts",
+		"DELETE FROM grantd.deliveries WHERE tenant_id <> ''", "VACUUM grantd.deliveries",
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return err
+		}
 	}
 	if _, err := conn.Exec(ctx, backlogSQL, kind, b.Backlog); err != nil {
 		return err
@@ -281,7 +286,7 @@ func (d *destination) wait(ctx context.Context, conn *pgx.Conn, count int64) err
 	for {
 		if d.arrivals.distinct.Load() >= count {
 			var left bool
-			err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM grantd.deliveries WHERE destination = $1 AND state <> 4 OFFSET 0)`, d.kind).Scan(&left)
+			err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM grantd.deliveries WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity')`, d.kind).Scan(&left)
 			if err != nil || !left {
 				return err
 			}
