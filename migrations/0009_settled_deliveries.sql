@@ -49,7 +49,7 @@ CREATE TABLE grantd.deliveries (
     CONSTRAINT deliveries_lease CHECK ((state = 2) = (leased_until IS NOT NULL))
 ) WITH (
     -- Room for the body on the row's own page: without it, the row would move, and all its indexes with it.
-    fillfactor = 15,
+    fillfactor = 10,
     -- A queue: what was delivered leaves its place in the index of the due behind, and claims must not wade through that.
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1
