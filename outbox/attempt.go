@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -57,15 +58,29 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 	return finished{delivery: d, result: r, started: started, took: time.Since(started), span: span, cut: calls.Err() != nil && r.verdict != delivered}
 }
 
-// send keeps a panic of a sender's library from ending the process, and with it every other delivery.
-func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
-	defer func() {
-		if p := recover(); p != nil {
-			w.log.ErrorContext(ctx, "an attempt panicked", "delivery_key", d.Key, "panic", p)
-			r = result{verdict: uncertain, reason: errPanic.Error()}
-		}
+// send is the sender's. It may have sent something before it panicked.
+func (w *worker) send(ctx context.Context, d *store.Delivery) result {
+	r := result{verdict: uncertain}
+	var err error
+	func() {
+		defer caught(w.log.With("delivery_key", d.Key), "an attempt", &err)
+		r = w.sender.send(ctx, d)
 	}()
-	return w.sender.send(ctx, d)
+	if err != nil {
+		r.reason = err.Error()
+	}
+	return r
+}
+
+// render is the sender's. Its error is stored with the delivery.
+func (w *worker) render(d *store.Delivery) (body []byte, contentType string, err error) {
+	defer caught(w.log.With("delivery_key", d.Key), "rendering a delivery", &err)
+	body, contentType, err = w.sender.render(d)
+	if err != nil {
+		err = errors.New(sanitise(err.Error()))
+		w.log.ErrorContext(originContext(context.Background(), d), "a delivery cannot be rendered", "tenant_id", d.TenantID, "delivery_key", d.Key, "error", err)
+	}
+	return body, contentType, err
 }
 
 // reasonUnsent is recorded of an attempt whose call was not made. It counts against nobody.

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -159,13 +158,18 @@ func (o *Outbox) followPauses(ctx context.Context) {
 	for i, w := range o.workers {
 		known[i] = w.breaker.pausesKnown()
 	}
-	all, err := o.config.Store.Pauses(ctx)
+	all, err := o.pauses(ctx)
 	if err != nil {
 		return
 	}
 	for i, w := range o.workers {
 		w.breaker.follow(slices.ContainsFunc(all, func(p store.Pause) bool { return p.Destination == w.destination.Name }), known[i])
 	}
+}
+
+func (o *Outbox) pauses(ctx context.Context) (all []store.Pause, err error) {
+	defer caught(o.config.Log, "the question for pauses", &err)
+	return o.config.Store.Pauses(ctx)
 }
 
 func (o *Outbox) close() {
@@ -190,5 +194,3 @@ func (o *Outbox) spread(ctx context.Context) {
 		}
 	}
 }
-
-var errPanic = errors.New("the attempt ended in a panic")

@@ -23,9 +23,7 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 	ticker := time.NewTicker(askPoll)
 	defer ticker.Stop()
 	for {
-		taking, cancel := context.WithTimeout(ctx, storeTimeout)
-		unknown, err := w.config.Store.TakeUnknown(taking, w.destination.Name, askAgain, w.destination.Concurrency)
-		cancel()
+		unknown, err := w.takeUnknown(ctx)
 		if err != nil && ctx.Err() == nil {
 			w.log.Warn("deliveries of unknown fate cannot be looked up", "error", err)
 		}
@@ -40,10 +38,22 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 	}
 }
 
+func (w *worker) takeUnknown(ctx context.Context) (unknown []*store.Delivery, err error) {
+	defer caught(w.log, "a look for deliveries of unknown fate", &err)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	return w.config.Store.TakeUnknown(ctx, w.destination.Name, askAgain, w.destination.Concurrency)
+}
+
+func (w *worker) ask(ctx context.Context, a asker, d *store.Delivery) (arrived bool, err error) {
+	defer caught(w.log.With("delivery_key", d.Key), "a look-up", &err)
+	return a.ask(ctx, d)
+}
+
 func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
 	ctx, cancel := context.WithTimeout(originContext(ctx, d), w.destination.Deadline)
 	defer cancel()
-	arrived, err := a.ask(ctx, d)
+	arrived, err := w.ask(ctx, a, d)
 	if err != nil {
 		w.log.WarnContext(ctx, "a look-up gave no answer", "delivery_key", d.Key, "error", sanitise(err.Error()))
 		return

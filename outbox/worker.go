@@ -213,21 +213,25 @@ func (w *worker) claim(calls context.Context) time.Duration {
 		return min(wait, idlePoll)
 	}
 	w.claiming = true
-	idle, lease := w.idle, w.destination.Deadline+leaseMargin
-	go func() {
-		ctx, cancel := context.WithTimeout(calls, lease)
-		defer cancel()
-		c := claim{at: now, limit: limit}
-		if idle {
-			if c.wait, c.err = w.untilDue(ctx); c.wait > 0 || c.err != nil {
-				w.claims <- c
-				return
-			}
-		}
-		c.deliveries, c.err = w.config.Store.Claim(ctx, w.destination.Name, w.config.Worker, lease, limit, w.sender.render)
-		w.claims <- c
-	}()
+	idle := w.idle
+	go func() { w.claims <- w.takeUp(calls, claim{at: now, limit: limit}, idle) }()
 	return idlePoll
+}
+
+// takeUp asks the database, and completes the claim.
+func (w *worker) takeUp(calls context.Context, c claim, idle bool) (done claim) {
+	lease := w.destination.Deadline + leaseMargin
+	ctx, cancel := context.WithTimeout(calls, lease)
+	defer cancel()
+	done = c
+	defer caught(w.log, "a claim", &done.err)
+	if idle {
+		if done.wait, done.err = w.untilDue(ctx); done.wait > 0 || done.err != nil {
+			return done
+		}
+	}
+	done.deliveries, done.err = w.config.Store.Claim(ctx, w.destination.Name, w.config.Worker, lease, c.limit, w.render)
+	return done
 }
 
 // untilDue looks how long it is until something may be due. Others' deliveries can come at any time, so that it is not long.
@@ -346,10 +350,16 @@ func (w *worker) settle(ctx context.Context) time.Duration {
 		// A result that is here must be recorded, also when the process is told to stop.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
 		defer cancel()
-		lost, err := w.config.Store.Settle(ctx, results)
-		w.settlements <- settlement{results, lost, err}
+		w.settlements <- w.record(ctx, results)
 	}()
 	return idlePoll
+}
+
+func (w *worker) record(ctx context.Context, results []store.DeliveryResult) (s settlement) {
+	s.results = results
+	defer caught(w.log, "a settlement", &s.err)
+	s.lost, s.err = w.config.Store.Settle(ctx, results)
+	return s
 }
 
 func (w *worker) settled(s settlement) {

@@ -1,0 +1,17 @@
+package outbox
+
+import (
+	"errors"
+	"log/slog"
+	"runtime/debug"
+)
+
+var errPanic = errors.New("it ended in a panic, which the log has")
+
+// caught is deferred where a panic must not end the process, and with it every other delivery: it becomes an error.
+func caught(log *slog.Logger, what string, err *error) {
+	if p := recover(); p != nil {
+		log.Error(what+" panicked", "panic", p, "stack", string(debug.Stack()))
+		*err = errPanic
+	}
+}
