@@ -96,20 +96,20 @@ func (p *holdUp) replies(client, server net.Conn) {
 }
 
 // setupHeldUp has a destination that cannot deduplicate, and a replica behind the proxy.
-func setupHeldUp(t *testing.T) (*bundle, *holdUp, *replica) {
+func setupHeldUp(t *testing.T, changes ...func(*outbox.Config)) (*bundle, *holdUp, *replica) {
 	in := newInbox(t, func(http.ResponseWriter, *http.Request, *event.Event, int) bool { return false })
 	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, "deduplicates: false\n  timeout: 1s\n  deadline: 1s", ""))
 	p := serveHoldUp(t, b.url)
 	beside := *b
 	beside.url = p.url
 	behind := beside.openStore()
-	return b, p, b.start(func(c *outbox.Config) { c.Store = behind })
+	return b, p, b.start(append(changes, func(c *outbox.Config) { c.Store = behind })...)
 }
 
 // The network to the database fails without a word while a claim waits for an answer. The worker must not wait for ever: other
-// connections are as good as ever.
+// connections are as good as ever. It waits for as long as a lease lasts.
 func TestOutbox_ClaimsAgainWhereTheDatabaseFellSilent(t *testing.T) {
-	b, p, _ := setupHeldUp(t)
+	b, p, _ := setupHeldUp(t, func(c *outbox.Config) { c.LeaseMargin = 5 * time.Second })
 	p.at("BEGIN")
 	b.grant("acme", "INV-1", "team_access")
 	<-p.reached

@@ -30,6 +30,9 @@ type Config struct {
 	// Grace is how long attempts that are under way may go on after the outbox was told to stop; 10 s by default. Those that take
 	// longer are cut off, and their leases run out.
 	Grace time.Duration
+	// LeaseMargin is what a lease lasts beyond the deadline of its attempt, so that the result can be recorded; 30 s by default. What was
+	// claimed ahead may wait for its call during the first third of it.
+	LeaseMargin time.Duration
 	// Getenv finds the variables that hold secrets; os.Getenv by default.
 	Getenv func(string) string
 	// Now is the clock of signatures and breakers; time.Now by default. What is due is for the database's clock to say.
@@ -50,6 +53,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
+	}
+	if c.LeaseMargin == 0 {
+		c.LeaseMargin = 30 * time.Second
 	}
 	if c.Getenv == nil {
 		c.Getenv = os.Getenv

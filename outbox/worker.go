@@ -14,10 +14,6 @@ import (
 )
 
 const (
-	// leaseMargin is what a lease lasts beyond the deadline of its attempt, so that the result can be recorded. What was claimed ahead
-	// may wait for its call during the first part of it.
-	leaseMargin = 30 * time.Second
-	longestWait = leaseMargin / 3
 	// soonPoll is the wait where something is due that could not be claimed, idlePoll the longest where nothing is.
 	soonPoll = 50 * time.Millisecond
 	idlePoll = time.Second
@@ -220,7 +216,7 @@ func (w *worker) claim(calls context.Context) time.Duration {
 
 // takeUp asks the database, and completes the claim.
 func (w *worker) takeUp(calls context.Context, c claim, idle bool) (done claim) {
-	lease := w.destination.Deadline + leaseMargin
+	lease := w.destination.Deadline + w.config.LeaseMargin
 	ctx, cancel := context.WithTimeout(calls, lease)
 	defer cancel()
 	done = c
@@ -287,7 +283,7 @@ func (w *worker) begin(calls context.Context, c claim) {
 // call makes calls one by one, until there will be no more.
 func (w *worker) call(calls context.Context) {
 	for c := range w.ready {
-		if time.Since(c.at) > longestWait || w.breaker.current() == paused {
+		if time.Since(c.at) > w.config.LeaseMargin/3 || w.breaker.current() == paused {
 			w.finished <- finished{delivery: c.delivery, unsent: true}
 			continue
 		}
