@@ -32,7 +32,7 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 		metric.WithDescription("Time from calling a destination to its answer, or to giving up on it."),
 		metric.WithExplicitBucketBoundaries(.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60))
 	m.lost, errs[2] = meter.Int64Counter("grantd.delivery.results_lost", metric.WithUnit("{attempt}"),
-		metric.WithDescription("Results that came after their lease had run out, and were dropped, by destination."))
+		metric.WithDescription("Results that were dropped, by destination and cause: late, after the lease had run out; refused, by the database."))
 	// The store has the other causes.
 	m.repeats, errs[3] = meter.Int64Counter("grantd.duplicates", metric.WithUnit("{duplicate}"), metric.WithDescription(store.DuplicatesDescription))
 	return &m, errors.Join(errs[:]...)
@@ -41,7 +41,8 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 // beginAtZero makes series before they have something to count, so that the rate of the first is known.
 func (m *meters) beginAtZero(d *Destination, label attribute.KeyValue) {
 	ctx := context.Background()
-	m.lost.Add(ctx, 0, metric.WithAttributes(label))
+	m.resultLost(label, causeLate, 0)
+	m.resultLost(label, causeRefused, 0)
 	for _, outcome := range outcomeNames[1:] {
 		m.attempts.Add(ctx, 0, metric.WithAttributes(label, attribute.String("outcome", outcome)))
 	}
@@ -52,6 +53,16 @@ func (m *meters) beginAtZero(d *Destination, label attribute.KeyValue) {
 
 // outcomeNames are the labels of what an attempt comes to.
 var outcomeNames = [...]string{store.Delivered: "delivered", store.RetryAt: "retry", store.Dead: "dead", store.Unknown: "unknown"}
+
+// The causes for which a result is dropped.
+const (
+	causeLate    = "late"
+	causeRefused = "refused"
+)
+
+func (m *meters) resultLost(label attribute.KeyValue, cause string, n int64) {
+	m.lost.Add(context.Background(), n, metric.WithAttributes(label, attribute.String("cause", cause)))
+}
 
 // repeated counts calls that repeat one which the destination may have had, and which it recognises by its key. cause is its kind.
 func (m *meters) repeated(cause string, n int64) {
