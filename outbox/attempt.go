@@ -83,7 +83,7 @@ func (w *worker) render(d *store.Delivery) (body []byte, contentType string, err
 	return body, contentType, err
 }
 
-// reasonUnsent is recorded of an attempt whose call was not made. It counts against nobody.
+// reasonUnsent is recorded of an attempt whose call was not made. It counts against nobody, and its text is how the next claim knows.
 const reasonUnsent = "the call was not made: the destination fell silent, or the process was stopped"
 
 // judge turns what came of an attempt into what is recorded of the delivery.
@@ -112,7 +112,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 	default:
 		counts, probe := w.breaker.failed(d.ID, r.unreachable, now, random())
 		s.Outcome, s.CountsAsPoison = store.RetryAt, counts
-		s.RetryAfter = w.destination.Retry.delay(d.Attempts, r.retryAfter, random())
+		s.RetryAfter = w.destination.Retry.delay(w.uncalled.calls(d), r.retryAfter, random())
 		if probe > 0 {
 			s.RetryAfter = max(probe, min(r.retryAfter, w.destination.Retry.MaxDelay))
 		}
@@ -120,6 +120,9 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 			s.Outcome = store.Dead
 			s.Error = sanitise(fmt.Sprintf("failed %d times while others passed: %s", d.Poison+1, r.reason))
 		}
+	}
+	if s.Outcome != store.RetryAt {
+		delete(w.uncalled, d.ID)
 	}
 	w.observe(f, &s)
 	return s

@@ -3,6 +3,10 @@ package outbox
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/grantd/grantd/store"
 )
 
 // ceiling is the longest that the wait after the given number of failures may be: MinDelay after the first, doubled by each further
@@ -31,3 +35,24 @@ func (r Retry) delay(failures int64, asked time.Duration, random float64) time.D
 }
 
 func random() float64 { return rand.Float64() }
+
+// uncalled counts, for each delivery, the attempts known here whose calls were not made. They are among the delivery's attempts, and
+// must not lengthen its wait. What other replicas have claimed in between is not known; then it waits somewhat longer.
+type uncalled map[uuid.UUID]int64
+
+// maxUncalled bounds what is remembered. Others have delivered most of it by then.
+const maxUncalled = 4096
+
+// note takes a delivery as it was claimed, with the error of the attempt before.
+func (u uncalled) note(d *store.Delivery) {
+	if d.LastError != reasonUnsent {
+		return
+	}
+	if len(u) >= maxUncalled {
+		clear(u)
+	}
+	u[d.ID]++
+}
+
+// calls is how many of the delivery's attempts called the destination, the latest one included.
+func (u uncalled) calls(d *store.Delivery) int64 { return d.Attempts - u[d.ID] }

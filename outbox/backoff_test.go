@@ -3,6 +3,12 @@ package outbox
 import (
 	"testing"
 	"time"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/grantd/grantd/store"
 )
 
 func TestRetry_Ceiling(t *testing.T) {
@@ -48,4 +54,34 @@ func FuzzRetry_Delay(f *testing.F) {
 			t.Errorf("%v", got)
 		}
 	})
+}
+
+// What was claimed ahead is given back uncalled, again and again, before the first call fails. The wait is that after one failure.
+func TestBackoff_CountsCallsAlone(t *testing.T) {
+	m, err := newMeters(noop.NewMeterProvider())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{}.withDefaults()
+	destination := &Destination{Name: "crm", Concurrency: 1, Retry: Retry{Limit: 3, MinDelay: time.Millisecond, MaxDelay: 24 * time.Hour}}
+	w := newWorker(&cfg, destination, nil, m)
+	d := &store.Delivery{ID: uuid.New()}
+	claim := func() { d.Attempts++; w.uncalled.note(d) }
+	for range 25 {
+		claim()
+		d.LastError = w.judge(finished{delivery: d, unsent: true}).Error
+	}
+	for calls := range 3 {
+		claim()
+		s := w.judge(finished{delivery: d, result: result{verdict: transient, reason: "503"}, span: trace.SpanFromContext(t.Context())})
+		if most := destination.Retry.ceiling(int64(calls + 1)); s.RetryAfter > most {
+			t.Errorf("after %d calls it waits %v, want %v at most", calls+1, s.RetryAfter, most)
+		}
+		d.LastError = s.Error
+	}
+	claim()
+	w.judge(finished{delivery: d, span: trace.SpanFromContext(t.Context())})
+	if len(w.uncalled) != 0 {
+		t.Errorf("%d are remembered", len(w.uncalled))
+	}
 }

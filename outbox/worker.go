@@ -58,6 +58,7 @@ type worker struct {
 	// idle says that the last claim found nothing, and nothing happened since: the next one is preceded by a look, which costs less.
 	// stirred says that something happened while a claim was under way.
 	idle, stirred bool
+	uncalled      uncalled
 	// failing says that the database gave no answer last time.
 	failing bool
 	// claimFrom and settleFrom are when the database is asked again, and nextClaim when it is at the earliest, whatever happens.
@@ -112,7 +113,7 @@ func newWorker(cfg *Config, d *Destination, s sender, m *meters) *worker {
 		tracer: cfg.TracerProvider.Tracer(scopeName), log: cfg.Log.With("destination", d.Name),
 		label: attribute.String("destination", d.Name),
 		wake:  make(chan struct{}, 1), ready: make(chan claimed, most), finished: make(chan finished, most),
-		claims: make(chan claim, 1), settlements: make(chan settlement, 1),
+		claims: make(chan claim, 1), settlements: make(chan settlement, 1), uncalled: make(uncalled),
 	}
 }
 
@@ -272,6 +273,7 @@ func (w *worker) begin(calls context.Context, c claim) {
 	w.idle, w.stirred = false, false
 	w.held += len(c.deliveries)
 	for _, d := range c.deliveries {
+		w.uncalled.note(d)
 		w.ready <- claimed{d, c.at}
 	}
 	if state := w.breaker.current(); state == open || state == paused {
