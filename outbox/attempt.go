@@ -102,11 +102,10 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 	case r.verdict == uncertain && !w.destination.Deduplicates:
 		w.breaker.failed(d.ID, r.unreachable, now, random())
 		s.Outcome = store.Unknown
-	case r.verdict == gone:
-		w.breaker.pause()
+	case r.verdict == gone && w.breaker.pause(f.started):
 		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
 		s.Outcome, s.Pauses = store.Dead, true
-	case r.verdict == permanent:
+	case r.verdict == permanent, r.verdict == gone:
 		w.breaker.refused(d.ID, now, random())
 		s.Outcome = store.Dead
 	default:

@@ -50,6 +50,8 @@ type breaker struct {
 	// unrecorded says that a pause is known here alone so far; pauses counts what was learnt here of pauses.
 	unrecorded bool
 	pauses     uint64
+	// resumedAt is when the end of a pause was learnt.
+	resumedAt time.Time
 }
 
 func newBreaker(r Retry) *breaker {
@@ -146,14 +148,20 @@ func (b *breaker) count(id uuid.UUID, unreachable bool, now time.Time, random fl
 	b.probeAt = now.Add(ceiling/2 + time.Duration(random*float64(ceiling)/2))
 }
 
-// pause stops the destination. recorded says that the pause stands in the database.
-func (b *breaker) pause() {
+// pause stops the destination for what came of a call that began then, and returns true. While a pause is known, no call begins; so one
+// that began before the last resumption had its answer from the time before the pause, which the operator has dealt with.
+func (b *breaker) pause(began time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if began.Before(b.resumedAt) {
+		return false
+	}
 	b.state, b.unrecorded = paused, true
 	b.pauses++
+	return true
 }
 
+// recorded says that the pause stands in the database.
 func (b *breaker) recorded() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -170,7 +178,7 @@ func (b *breaker) pausesKnown() uint64 {
 
 // follow does as the database says, unless more was learnt here since it was asked. A destination that is resumed gets one delivery
 // first.
-func (b *breaker) follow(pause bool, known uint64) {
+func (b *breaker) follow(pause bool, known uint64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -179,6 +187,7 @@ func (b *breaker) follow(pause bool, known uint64) {
 		b.state = paused
 	case b.state == paused:
 		b.state, b.probes, b.probeAt, b.unreachable = open, 0, time.Time{}, 0
+		b.resumedAt = now
 		clear(b.failing)
 	}
 }

@@ -160,7 +160,7 @@ func TestBreaker_PoisonCountsAfterManyOthers(t *testing.T) {
 
 func TestBreaker_PauseLasts(t *testing.T) {
 	b, now := testBreaker()
-	b.pause()
+	b.pause(now)
 	b.succeeded(uuid.New())
 	b.failed(uuid.New(), true, now, 0)
 	if n, _ := b.allow(16, now.Add(1000*time.Hour)); n != 0 || b.current() != paused {
@@ -187,23 +187,23 @@ func TestBreaker_FollowsWhatIsNewer(t *testing.T) {
 			t.Fatalf("the breaker is %v, want %v", got, want)
 		}
 	}
-	b.follow(true, b.pausesKnown())
+	b.follow(true, b.pausesKnown(), now)
 	wantState(paused)
-	b.follow(false, b.pausesKnown())
+	b.follow(false, b.pausesKnown(), now)
 	wantState(open)
 	if n, _ := b.allow(5, now); n != 1 {
 		t.Errorf("%d may be sent to a destination that was resumed, want 1", n)
 	}
 	known := b.pausesKnown()
-	b.pause()
-	b.follow(false, known)
+	b.pause(now)
+	b.follow(false, known, now)
 	wantState(paused)
-	b.follow(false, b.pausesKnown())
+	b.follow(false, b.pausesKnown(), now)
 	wantState(paused)
 	known = b.pausesKnown()
 	b.recorded()
-	b.follow(false, known)
+	b.follow(false, known, now)
 	wantState(paused)
-	b.follow(false, b.pausesKnown())
+	b.follow(false, b.pausesKnown(), now)
 	wantState(open)
 }

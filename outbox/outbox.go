@@ -169,7 +169,7 @@ func (o *Outbox) followPauses(ctx context.Context) {
 		return
 	}
 	for i, w := range o.workers {
-		w.breaker.follow(slices.ContainsFunc(all, func(p store.Pause) bool { return p.Destination == w.destination.Name }), known[i])
+		w.breaker.follow(slices.ContainsFunc(all, func(p store.Pause) bool { return p.Destination == w.destination.Name }), known[i], time.Now())
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -330,52 +329,6 @@ func TestOutbox_SlowDestinationDelaysNobody(t *testing.T) {
 	b.awaitState("hung", sending, 2)
 	close(release)
 	b.awaitState("hung", delivered, 20)
-}
-
-// A receiver answers 410: nothing more goes there, from no replica, also after a restart, until an operator says so.
-func TestOutbox_GonePausesEveryReplica(t *testing.T) {
-	var back atomic.Bool
-	in := newInbox(t, func(w http.ResponseWriter, _ *http.Request, _ *event.Event, _ int) bool {
-		if !back.Load() {
-			w.WriteHeader(http.StatusGone)
-			return true
-		}
-		return false
-	})
-	b := setup(t, "destinations:"+hook("old", in.URL, in.ca, "concurrency: 1", ""))
-	first := b.start()
-	other := b.start(b.another)
-	b.grant("acme", "INV-0", "team_access")
-	isPaused := func(r *replica) bool { return strings.HasSuffix(r.BreakerState("old").String(), "PAUSED") }
-	b.awaitState("old", dead, 1)
-	for deadline := time.Now().Add(patience); !isPaused(first) || !isPaused(other); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("one says %v, the other %v", first.BreakerState("old"), other.BreakerState("old"))
-		}
-	}
-	b.grant("acme", "INV-1", "team_access")
-	first.stop()
-	other.stop()
-	again := b.start(b.another)
-	b.grant("acme", "INV-2", "team_access")
-	for deadline := time.Now().Add(patience); !isPaused(again); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after a restart it is %v", again.BreakerState("old"))
-		}
-	}
-	b.awaitState("old", pending, 2)
-	in.mu.Lock()
-	if len(in.seen) != 1 {
-		t.Errorf("%d keys came", len(in.seen))
-	}
-	in.mu.Unlock()
-
-	back.Store(true)
-	if outcome, _, err := b.store.Resume(t.Context(), store.ResumeOrder{Destination: "old", Actor: "ana", Reason: "it is back"}); err != nil {
-		t.Fatal(outcome, err)
-	}
-	b.awaitState("old", delivered, 2)
-	b.awaitState("old", dead, 1)
 }
 
 // A receiver that does not deduplicate may have had the event: it is asked, and only what did not arrive is sent again.

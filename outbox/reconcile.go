@@ -23,18 +23,29 @@ func (w *worker) reconcile(ctx context.Context, a asker) {
 	ticker := time.NewTicker(askPoll)
 	defer ticker.Stop()
 	for {
-		unknown, err := w.takeUnknown(ctx)
-		if err != nil && ctx.Err() == nil {
-			w.log.Warn("deliveries of unknown fate cannot be looked up", "error", err)
-		}
-		for _, d := range unknown {
-			w.askAbout(ctx, a, d)
-		}
+		w.lookUp(ctx, a)
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// lookUp asks one by one, and no more where the destination does not want to be called.
+func (w *worker) lookUp(ctx context.Context, a asker) {
+	if w.breaker.current() == paused {
+		return
+	}
+	unknown, err := w.takeUnknown(ctx)
+	if err != nil && ctx.Err() == nil {
+		w.log.Warn("deliveries of unknown fate cannot be looked up", "error", err)
+	}
+	for _, d := range unknown {
+		if ctx.Err() != nil || w.breaker.current() == paused {
+			return
+		}
+		w.askAbout(ctx, a, d)
 	}
 }
 
