@@ -58,12 +58,13 @@ func (w *worker) takeUnknown(ctx context.Context) (unknown []*store.Delivery, er
 
 func (w *worker) ask(ctx context.Context, a asker, d *store.Delivery) (arrived bool, err error) {
 	defer caught(w.log.With("delivery_key", d.Key), "a look-up", &err)
+	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
+	defer cancel()
 	return a.ask(ctx, d)
 }
 
 func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
-	ctx, cancel := context.WithTimeout(originContext(ctx, d), w.destination.Deadline)
-	defer cancel()
+	ctx = originContext(ctx, d)
 	arrived, err := w.ask(ctx, a, d)
 	if err != nil {
 		w.log.WarnContext(ctx, "a look-up gave no answer", "delivery_key", d.Key, "error", sanitise(err.Error()))
@@ -73,10 +74,18 @@ func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
 	if arrived {
 		resolution, reason = entitlementv1.DeliveryResolution_DELIVERY_RESOLUTION_DELIVERED, reasonArrived
 	}
-	_, err = w.config.Store.Resolve(ctx, store.DeliveryOrder{
-		TenantID: d.TenantID, Delivery: store.DeliveryName{ID: d.ID}, ObservedAttempts: d.Attempts, Actor: askActor, Reason: reason,
-	}, resolution)
-	if err != nil {
+	if err := w.resolve(ctx, d, resolution, reason); err != nil {
 		w.log.WarnContext(ctx, "what a look-up found cannot be recorded", "delivery_key", d.Key, "error", err)
 	}
+}
+
+// resolve has a time of its own: an answer that took long must not be lost.
+func (w *worker) resolve(ctx context.Context, d *store.Delivery, to entitlementv1.DeliveryResolution, reason string) (err error) {
+	defer caught(w.log.With("delivery_key", d.Key), "a resolution", &err)
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	_, err = w.config.Store.Resolve(ctx, store.DeliveryOrder{
+		TenantID: d.TenantID, Delivery: store.DeliveryName{ID: d.ID}, ObservedAttempts: d.Attempts, Actor: askActor, Reason: reason,
+	}, to)
+	return err
 }
