@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
 	"time"
@@ -53,6 +54,7 @@ type section interface {
 type surroundings struct {
 	getenv func(string) string
 	now    func() time.Time
+	log    *slog.Logger
 }
 
 // notifying is the section of a destination that tells a person, where the request named one.

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/grantd/grantd/store"
@@ -25,7 +26,7 @@ type Attempt struct {
 
 // OpenKind opens the sender of a destination.
 func OpenKind(d *Destination, getenv func(string) string) (*Kind, error) {
-	s, err := d.section.open(d, surroundings{getenv: getenv, now: time.Now})
+	s, err := d.section.open(d, surroundings{getenv: getenv, now: time.Now, log: slog.New(slog.DiscardHandler)})
 	return &Kind{d, s}, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -40,14 +41,17 @@ type natsSender struct {
 	settings    natsSettings
 	asyncError  atomic.Pointer[error]
 
+	log *slog.Logger
+
 	// connecting guards what follows. It is a channel, so that one attempt connects while the others wait no longer than their deadlines.
 	connecting chan struct{}
 	conn       *nats.Conn
 	js         jetstream.JetStream
+	closed     atomic.Bool
 }
 
-func newNATSSender(d *Destination, settings natsSettings) *natsSender {
-	s := &natsSender{destination: d, settings: settings, connecting: make(chan struct{}, 1)}
+func newNATSSender(d *Destination, settings natsSettings, log *slog.Logger) *natsSender {
+	s := &natsSender{destination: d, settings: settings, log: log, connecting: make(chan struct{}, 1)}
 	s.settings.options = append([]nats.Option{
 		nats.Name("grantd " + d.Name),
 		nats.Timeout(d.Timeout),
@@ -68,8 +72,18 @@ const natsReconnectWait = time.Second
 func (s *natsSender) render(d *store.Delivery) ([]byte, string, error) { return renderEvent(d) }
 
 func (s *natsSender) close() {
-	if s.conn != nil {
-		s.conn.Close()
+	s.closed.Store(true)
+	s.disconnect()
+}
+
+// disconnect is for good. While a connection is being made it does nothing, and whoever makes it comes here next.
+func (s *natsSender) disconnect() {
+	select {
+	case s.connecting <- struct{}{}:
+		if s.conn != nil {
+			s.conn.Close()
+		}
+	default:
 	}
 }
 
@@ -116,11 +130,11 @@ func natsEvent(k entitlementv1.EntryKind) string { return strings.ToLower(plainE
 func (s *natsSender) jetStream(ctx context.Context) (jetstream.JetStream, error) {
 	select {
 	case s.connecting <- struct{}{}:
-		defer func() { <-s.connecting }()
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, errNotInTime
 	}
 	if s.js != nil && !s.conn.IsClosed() {
+		defer func() { <-s.connecting }()
 		if s.conn.IsConnected() {
 			return s.js, nil
 		}
@@ -129,11 +143,37 @@ func (s *natsSender) jetStream(ctx context.Context) (jetstream.JetStream, error)
 		}
 		return nil, nats.ErrDisconnected
 	}
+	// nats.go heeds no context here, and may need the timeout more than once. Who cannot wait leaves; the connection is for those who come next.
+	type connection struct {
+		js  jetstream.JetStream
+		err error
+	}
+	made := make(chan connection, 1)
+	go func() {
+		js, err := s.connect()
+		<-s.connecting
+		made <- connection{js, err}
+		if s.closed.Load() {
+			s.disconnect()
+		}
+	}()
+	select {
+	case c := <-made:
+		return c.js, c.err
+	case <-ctx.Done():
+		return nil, errNotInTime
+	}
+}
+
+var errNotInTime = errors.New("there is no connection in time")
+
+func (s *natsSender) connect() (js jetstream.JetStream, err error) {
+	defer caught(s.log, "a connection", &err)
 	conn, err := nats.Connect(strings.Join(s.settings.servers, ","), s.settings.options...)
 	if err != nil {
 		return nil, err
 	}
-	js, err := jetstream.New(conn)
+	js, err = jetstream.New(conn)
 	if err != nil {
 		conn.Close()
 		return nil, err

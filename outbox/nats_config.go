@@ -123,7 +123,7 @@ func (n *natsSection) open(d *Destination, in surroundings) (sender, error) {
 	if settings.options, err = n.options(in.getenv); err != nil {
 		return nil, err
 	}
-	return newNATSSender(d, settings), nil
+	return newNATSSender(d, settings, in.log), nil
 }
 
 // options reads every secret and certificate once, so that a missing one stops the start. Each is read again whenever the

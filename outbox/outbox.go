@@ -94,7 +94,7 @@ func New(cfg Config) (*Outbox, error) {
 	}
 	for i := range cfg.Destinations {
 		d := &cfg.Destinations[i]
-		s, err := d.section.open(d, surroundings{getenv: cfg.Getenv, now: cfg.Now})
+		s, err := d.section.open(d, surroundings{getenv: cfg.Getenv, now: cfg.Now, log: cfg.Log})
 		if err != nil {
 			o.close()
 			return nil, fmt.Errorf("destination %s: %w", d.Name, err)

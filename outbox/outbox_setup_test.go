@@ -240,3 +240,21 @@ func listenOn(t *testing.T, addr string) net.Listener {
 	}
 	return lis
 }
+
+// waitFor tries until it is done, and fails with the last state after half a minute.
+func waitFor(t *testing.T, try func() (state string, done bool)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		state, done := try()
+		if done {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("still: %s", state)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
