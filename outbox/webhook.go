@@ -47,6 +47,11 @@ func newWebhookSender(d *Destination, section *webhookSection, in surroundings, 
 		ResponseHeaderTimeout: d.Timeout, MaxResponseHeaderBytes: maxAnswerHeaderBytes,
 		MaxIdleConns: d.Concurrency, MaxIdleConnsPerHost: d.Concurrency, IdleConnTimeout: 30 * time.Second,
 		DisableCompression: true,
+		// A connection that was idle may be closed by the receiver at the moment when it is used again, and then nobody knows whether
+		// the event was read. Where that would be for an operator to find out, each call has a connection of its own.
+		DisableKeepAlives: !d.Deduplicates,
+		// An HTTP/2 connection is used on after a call on it has timed out. Where nothing comes back on it any more, it is given up.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: d.Timeout, PingTimeout: d.Timeout},
 	}}
 }
 
@@ -79,8 +84,11 @@ func (s *webhookSender) send(ctx context.Context, d *store.Delivery) result {
 		return failedCall(ctx, err, wrote.Load())
 	}
 	defer answer.Body.Close()
-	// What cannot be read in time changes nothing: the status is the answer.
-	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxAnswerBytes))
+	var text []byte
+	if answer.StatusCode != http.StatusSwitchingProtocols {
+		// What cannot be read in time changes nothing: the status is the answer. After 101 what follows is no text, and no context ends the wait.
+		text, _ = io.ReadAll(io.LimitReader(answer.Body, maxAnswerBytes))
+	}
 	r := classifyHTTP(answer.StatusCode)
 	if r.verdict == delivered {
 		return r

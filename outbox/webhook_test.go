@@ -32,7 +32,11 @@ type receiver struct {
 
 func newReceiver(t *testing.T, handle http.HandlerFunc) *receiver {
 	t.Helper()
-	s := httptest.NewUnstartedServer(handle)
+	return startReceiver(t, httptest.NewUnstartedServer(handle))
+}
+
+func startReceiver(t *testing.T, s *httptest.Server) *receiver {
+	t.Helper()
 	s.Config.ErrorLog = log.New(t.Output(), "", 0)
 	s.StartTLS()
 	t.Cleanup(s.Close)

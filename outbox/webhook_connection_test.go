@@ -1,0 +1,146 @@
+package outbox_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A receiver answers that it changes the protocol, which nobody asked for, and says no more. The connection is then the caller's, and no
+// deadline ended the wait for an answer's text: the attempt hung for ever, and with it the stop of the process.
+func TestWebhook_UnaskedUpgrade(t *testing.T) {
+	release := make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	r := newReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		<-release
+		conn.Close()
+	})
+	kind := webhook(t, r, "deduplicates: true", "")
+	d := rendered(t, kind)
+	ended := make(chan string, 1)
+	go func() { ended <- kind.Send(within(t, 500*time.Millisecond), d).Verdict }()
+	select {
+	case verdict := <-ended:
+		if verdict != "transient" {
+			t.Errorf("it is %s", verdict)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the attempt outlasts its deadline")
+	}
+}
+
+// deaf is a proxy to a receiver that forwards nothing more on the connections it has, once it is told to; they stay open, as behind a
+// firewall that has forgotten them. New ones are as good as ever.
+type deaf struct {
+	addr  string
+	mu    sync.Mutex
+	since time.Time
+}
+
+func serveDeaf(t *testing.T, target string) *deaf {
+	t.Helper()
+	lis := listenOn(t, "127.0.0.1:0")
+	t.Cleanup(func() { lis.Close() })
+	d := &deaf{addr: lis.Addr().String()}
+	go func() {
+		for {
+			client, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", target)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			began := time.Now()
+			forward := func(to, from net.Conn) {
+				buffer := make([]byte, 1<<15)
+				for {
+					n, err := from.Read(buffer)
+					if err != nil {
+						client.Close()
+						server.Close()
+						return
+					}
+					d.mu.Lock()
+					lost := began.Before(d.since)
+					d.mu.Unlock()
+					if !lost {
+						to.Write(buffer[:n])
+					}
+				}
+			}
+			go forward(server, client)
+			go forward(client, server)
+		}
+	}()
+	return d
+}
+
+func (d *deaf) fall() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.since = time.Now()
+}
+
+// The network forgets an HTTP/2 connection without a word. Every attempt went into it, and timed out, until the kernel gave it up after a
+// quarter of an hour.
+func TestWebhook_ForgottenConnection(t *testing.T) {
+	in := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if io.Copy(io.Discard, r.Body); r.ProtoMajor != 2 {
+			t.Errorf("it came by %s", r.Proto)
+		}
+	}))
+	in.EnableHTTP2 = true
+	r := startReceiver(t, in)
+	proxy := serveDeaf(t, in.Listener.Addr().String())
+	r.URL = "https://" + proxy.addr
+	kind := webhook(t, r, "deduplicates: true\n  timeout: 300ms", "")
+	d := rendered(t, kind)
+	if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "delivered" {
+		t.Fatalf("got %+v", got)
+	}
+	proxy.fall()
+	waitFor(t, func() (string, bool) {
+		got := kind.Send(within(t, 10*time.Second), d)
+		return got.Reason, got.Verdict == "delivered"
+	})
+}
+
+// A receiver closes a connection that was idle at the moment when the next event is sent on it. Nobody can tell whether it was read: where
+// the receiver does not deduplicate, an operator would have to find out.
+func TestWebhook_IdleConnectionIsClosed(t *testing.T) {
+	in := httptest.NewUnstartedServer(nil)
+	served := make(chan struct{}, 16)
+	in.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		conn, stream, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		served <- struct{}{}
+		io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
+		// Whatever comes next is not read to its end.
+		stream.ReadByte()
+	})
+	kind := webhook(t, startReceiver(t, in), "deduplicates: false", "")
+	for range 2 {
+		if got := kind.Send(within(t, 10*time.Second), rendered(t, kind)); got.Verdict != "delivered" {
+			t.Fatalf("got %+v", got)
+		}
+		<-served
+	}
+}
