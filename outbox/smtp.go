@@ -135,15 +135,41 @@ func (s *mailSender) transmit(ctx context.Context, to string, message []byte) (m
 	if err := w.Close(); err != nil {
 		return stageCommitted, err
 	}
-	// The mail is out, however the good-bye goes.
+	// The mail is out, however the good-bye goes; and that is to be recorded soon.
+	_ = conn.SetDeadline(time.Now().Add(goodByeTimeout))
 	_ = c.Quit()
 	return stageCommitted, nil
 }
 
+const (
+	goodByeTimeout = time.Second
+	// maxMailAnswersBytes is far more than a session and its certificates take.
+	maxMailAnswersBytes = 1 << 20
+)
+
+// boundedConn reads no more than is left: lines and answers may be of any length otherwise.
+type boundedConn struct {
+	net.Conn
+	left int
+}
+
+func (c *boundedConn) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, errors.New("the server says too much")
+	}
+	n, err := c.Conn.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	return n, err
+}
+
 func (s *mailSender) dial(ctx context.Context) (net.Conn, error) {
-	conn, err := s.dialer.DialContext(ctx, "tcp", s.settings.addr)
-	if err != nil || s.settings.tls != mailImplicitTLS {
-		return conn, err
+	plain, err := s.dialer.DialContext(ctx, "tcp", s.settings.addr)
+	if err != nil {
+		return nil, err
+	}
+	conn := &boundedConn{plain, maxMailAnswersBytes}
+	if s.settings.tls != mailImplicitTLS {
+		return conn, nil
 	}
 	secure := tls.Client(conn, s.tlsConfig())
 	if err := secure.HandshakeContext(ctx); err != nil {
