@@ -15,7 +15,8 @@ import (
 	"github.com/grantd/grantd/telemetry"
 )
 
-// finished is an attempt that has ended. cut says that the process stopped before it did, unsent that the call was never made.
+// finished is an attempt that has ended. cut says that the process stopped before anybody could know whether it arrived, unsent that the
+// call was never made.
 type finished struct {
 	delivery *store.Delivery
 	result   result
@@ -55,7 +56,7 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 	if r.statusCode != 0 {
 		span.SetAttributes(attribute.Int("grantd.delivery.status_code", r.statusCode))
 	}
-	return finished{delivery: d, result: r, started: started, took: time.Since(started), span: span, cut: calls.Err() != nil && r.verdict != delivered}
+	return finished{delivery: d, result: r, started: started, took: time.Since(started), span: span, cut: calls.Err() != nil && r.verdict == uncertain}
 }
 
 // send is the sender's. It may have sent something before it panicked.

@@ -28,7 +28,7 @@ type Config struct {
 	// Worker names this replica in the attempts it records; the host's name and the process id by default.
 	Worker string
 	// Grace is how long attempts that are under way may go on after the outbox was told to stop; 10 s by default. Those that take
-	// longer are cut off, and their leases run out.
+	// longer are cut off, and their leases run out where they may have arrived.
 	Grace time.Duration
 	// LeaseMargin is what a lease lasts beyond the deadline of its attempt, so that the result can be recorded; 30 s by default. What was
 	// claimed ahead may wait for its call during the first third of it.

@@ -76,6 +76,8 @@ func (l logged) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+func (l logged) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+
 // The database refuses every result, since somebody took away a right. That is no reason to forget what was sent: it is recorded when the
 // right is back.
 func TestOutbox_ResultsWaitWhereAllAreRefused(t *testing.T) {
@@ -83,7 +85,7 @@ func TestOutbox_ResultsWaitWhereAllAreRefused(t *testing.T) {
 	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, "", ""))
 	b.exec(`ALTER TABLE deliveries ADD CONSTRAINT refused CHECK (state <> 4)`)
 	refused := make(logged, 1)
-	b.start(func(c *outbox.Config) { c.Log = slog.New(slog.NewTextHandler(refused, nil)) })
+	b.start(func(c *outbox.Config) { c.Log = refused.log() })
 	for i := range 5 {
 		b.grant("acme", fmt.Sprint("INV-", i), "team_access")
 	}

@@ -144,14 +144,15 @@ func (w *worker) run(ctx context.Context) {
 // stir says that there may be something to claim.
 func (w *worker) stir() { w.idle, w.stirred, w.claimFrom = false, w.claiming, time.Time{} }
 
-// stop waits for the calls under way, and cuts off those that outlast the grace. What has not been called is given back.
+// stop waits for the calls under way, and cuts off those that outlast the grace. What has not been called is given back. Results that the
+// database does not take are tried again until the grace is over.
 func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 	grace := time.NewTimer(w.config.Grace)
 	defer grace.Stop()
 	ctx := context.WithoutCancel(calls)
 	w.giveBack()
 	close(w.ready)
-	for w.claiming || w.settling || w.held > len(w.unsettled) {
+	for over := false; w.claiming || w.settling || w.held > len(w.unsettled) || !over && w.held > 0; {
 		again := time.After(w.settle(ctx))
 		select {
 		case f := <-w.finished:
@@ -166,7 +167,10 @@ func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 			}
 		case <-again:
 		case <-grace.C:
-			w.log.Warn("attempts are cut off; their leases run out", "attempts", w.held-len(w.unsettled))
+			over = true
+			if calls := w.held - len(w.unsettled); calls > 0 {
+				w.log.Warn("attempts are cut off", "attempts", calls)
+			}
 			cut()
 		}
 	}
