@@ -3,6 +3,8 @@ package outbox
 import (
 	"testing"
 	"time"
+
+	"github.com/grantd/grantd/store"
 )
 
 func TestPace_IsWhatTheDestinationTakesInAQuarterOfASecond(t *testing.T) {
@@ -26,5 +28,20 @@ func TestPace_IsWhatTheDestinationTakesInAQuarterOfASecond(t *testing.T) {
 		if p.note(step.count, now); p.ahead != step.want {
 			t.Errorf("step %d: %d ahead, want %d", i, p.ahead, step.want)
 		}
+	}
+}
+
+// A destination has become slow, and what waited for it is given back uncalled. That is not what it takes: the worker claimed as much again,
+// gave it back again, and so on.
+func TestPace_IsOfCallsAlone(t *testing.T) {
+	cfg := Config{}.withDefaults()
+	w := newWorker(&cfg, &Destination{Name: "crm", Concurrency: 2, Deduplicates: true}, nil, nil)
+	w.pace.since = time.Now().Add(-paceTime)
+	for range maxAhead {
+		w.finished <- finished{delivery: &store.Delivery{}, unsent: true}
+	}
+	w.take(<-w.finished)
+	if w.pace.ahead != 0 {
+		t.Errorf("%d ahead", w.pace.ahead)
 	}
 }

@@ -318,7 +318,10 @@ func (w *worker) giveBack() {
 
 // take judges an attempt that has ended, and those that ended meanwhile.
 func (w *worker) take(f finished) {
-	for count := 1; ; count++ {
+	for called := 0; ; {
+		if !f.unsent {
+			called++
+		}
 		if f.cut {
 			f.endSpan("cut_off")
 			w.held--
@@ -330,7 +333,7 @@ func (w *worker) take(f finished) {
 			continue
 		default:
 		}
-		w.pace.note(count, time.Now())
+		w.pace.note(called, time.Now())
 		break
 	}
 	if w.breaker.current() != closed {
