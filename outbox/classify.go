@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -42,11 +43,11 @@ func classifyHTTP(status int) result {
 	return r
 }
 
-// retryAfter reads the header of that name, which has seconds or a date. 0 is none, or none that can be read.
+// retryAfter reads the header of that name, which has seconds or a date. 0 is none, or none that can be read; maxDelay stands for more.
 func retryAfter(header string, now time.Time) time.Duration {
 	header = strings.TrimSpace(header)
-	if n, err := strconv.ParseUint(header, 10, 32); err == nil {
-		return time.Duration(n) * time.Second
+	if n, err := strconv.ParseUint(header, 10, 64); err == nil || errors.Is(err, strconv.ErrRange) {
+		return time.Duration(min(n, uint64(maxDelay/time.Second))) * time.Second
 	}
 	at, err := http.ParseTime(header)
 	if err != nil {

@@ -37,7 +37,7 @@ func TestRetryAfter(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for header, want := range map[string]time.Duration{
 		"": 0, "7": 7 * time.Second, " 7 ": 7 * time.Second, "0": 0, "-7": 0, "soon": 0, "1.5": 0,
-		"99999999999999999999": 0, "4294967295": 4294967295 * time.Second,
+		"99999999999999999999": maxDelay, "4294967295": maxDelay, "86399": 86399 * time.Second,
 		now.Add(time.Minute).Format(http.TimeFormat):  time.Minute,
 		now.Add(-time.Minute).Format(http.TimeFormat): 0,
 	} {
