@@ -55,6 +55,9 @@ func newNATSSender(d *Destination, settings natsSettings, log *slog.Logger) *nat
 	s.settings.options = append([]nats.Option{
 		nats.Name("grantd " + d.Name),
 		nats.Timeout(d.Timeout),
+		// A connection that the network has forgotten is noticed after three times the timeout.
+		nats.PingInterval(d.Timeout),
+		nats.MaxPingsOutstanding(1),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(natsReconnectWait),
 		nats.ReconnectJitter(natsReconnectWait, natsReconnectWait),

@@ -75,6 +75,24 @@ func TestNATS_SilentBroker(t *testing.T) {
 	}
 }
 
+// The network forgets the connection without a word, and the broker is as well as ever. nats.go noticed after some minutes; until then every
+// publish went nowhere.
+func TestNATS_ForgottenConnection(t *testing.T) {
+	b := newBroker(t, nil)
+	b.stream(t, b.jetStream(t), nil)
+	proxy := serveDeaf(t, strings.TrimPrefix(b.url(), "nats://"))
+	kind := openKind(t, strings.Replace(natsDestination("nats://"+proxy.addr, ""), "timeout: 2s", "timeout: 300ms", 1), nil)
+	d := rendered(t, kind)
+	if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "delivered" {
+		t.Fatalf("got %+v", got)
+	}
+	proxy.fall()
+	waitFor(t, func() (string, bool) {
+		got := kind.Send(within(t, 10*time.Second), d)
+		return got.Reason, got.Verdict == "delivered"
+	})
+}
+
 // A server accepts and says nothing when the process is told to stop. nats.go would wait for the whole of its timeout: the grace is shorter.
 func TestNATS_StopWaitsForNoConnection(t *testing.T) {
 	b := setup(t, strings.Replace(natsDestination("nats://"+silentServer(t), ""), "timeout: 2s", "timeout: 5m\n    deadline: 5m", 1))

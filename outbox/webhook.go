@@ -25,6 +25,8 @@ const (
 	headerIdempotencyKey = "Idempotency-Key"
 	headerOperationKey   = "Grantd-Operation-Key"
 
+	// answerTimeout and maxAnswerBytes bound what is read of an answer's text.
+	answerTimeout        = time.Second
 	maxAnswerBytes       = 4 << 10
 	maxAnswerHeaderBytes = 64 << 10
 )
@@ -60,6 +62,8 @@ func (s *webhookSender) close() { s.transport.CloseIdleConnections() }
 func (s *webhookSender) render(d *store.Delivery) ([]byte, string, error) { return renderEvent(d) }
 
 func (s *webhookSender) send(ctx context.Context, d *store.Delivery) result {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var wrote atomic.Bool
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { wrote.Store(true) }})
 	request, err := http.NewRequestWithContext(traced, http.MethodPost, s.section.url.String(), bytes.NewReader(d.Body))
@@ -86,7 +90,9 @@ func (s *webhookSender) send(ctx context.Context, d *store.Delivery) result {
 	defer answer.Body.Close()
 	var text []byte
 	if answer.StatusCode != http.StatusSwitchingProtocols {
-		// What cannot be read in time changes nothing: the status is the answer. After 101 what follows is no text, and no context ends the wait.
+		// What cannot be read in time changes nothing: the status is the answer, and is to be recorded soon. After 101 what follows is no text,
+		// and no context ends the wait.
+		defer time.AfterFunc(answerTimeout, cancel).Stop()
 		text, _ = io.ReadAll(io.LimitReader(answer.Body, maxAnswerBytes))
 	}
 	r := classifyHTTP(answer.StatusCode)

@@ -144,3 +144,28 @@ func TestWebhook_IdleConnectionIsClosed(t *testing.T) {
 		<-served
 	}
 }
+
+// A receiver says yes, and takes its time with the rest of the answer. What is known is to be recorded: a crash in that time left in doubt what
+// was long accepted, and the receiver's next event waited.
+func TestWebhook_AcceptedIsNotWaitedFor(t *testing.T) {
+	release := make(chan struct{})
+	r := newReceiver(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Write([]byte("yes, "))
+		w.(http.Flusher).Flush()
+		<-release
+	})
+	t.Cleanup(func() { close(release) })
+	kind := webhook(t, r, "", "")
+	d := rendered(t, kind)
+	ended := make(chan string, 1)
+	go func() { ended <- kind.Send(within(t, 5*time.Minute), d).Verdict }()
+	select {
+	case verdict := <-ended:
+		if verdict != "delivered" {
+			t.Errorf("it is %s", verdict)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the attempt does not end")
+	}
+}
