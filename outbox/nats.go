@@ -58,6 +58,7 @@ func newNATSSender(d *Destination, settings natsSettings, log *slog.Logger) *nat
 		// A connection that the network has forgotten is noticed after three times the timeout.
 		nats.PingInterval(d.Timeout),
 		nats.MaxPingsOutstanding(1),
+		nats.FlusherTimeout(min(d.Timeout, natsWriteTimeout)),
 		nats.MaxReconnects(-1),
 		nats.ReconnectWait(natsReconnectWait),
 		nats.ReconnectJitter(natsReconnectWait, natsReconnectWait),
@@ -69,8 +70,12 @@ func newNATSSender(d *Destination, settings natsSettings, log *slog.Logger) *nat
 	return s
 }
 
-// natsReconnectWait is the pause before the same server is tried again.
-const natsReconnectWait = time.Second
+const (
+	// natsReconnectWait is the pause before the same server is tried again.
+	natsReconnectWait = time.Second
+	// natsWriteTimeout bounds a write, for which all that is published meanwhile waits, without a context.
+	natsWriteTimeout = 5 * time.Second
+)
 
 func (s *natsSender) render(d *store.Delivery) ([]byte, string, error) { return renderEvent(d) }
 

@@ -93,6 +93,34 @@ func TestNATS_ForgottenConnection(t *testing.T) {
 	})
 }
 
+// The broker reads no more, and the buffers on the way are full. nats.go waits for a minute in its write, with a lock that all who publish
+// need, whatever their deadlines.
+func TestNATS_FullBuffers(t *testing.T) {
+	b := newBroker(t, nil)
+	b.stream(t, b.jetStream(t), nil)
+	proxy := serveDeaf(t, strings.TrimPrefix(b.url(), "nats://"))
+	kind := openKind(t, strings.Replace(natsDestination("nats://"+proxy.addr, ""), "timeout: 2s", "timeout: 300ms", 1), nil)
+	if got := kind.Send(within(t, 10*time.Second), rendered(t, kind)); got.Verdict != "delivered" {
+		t.Fatalf("got %+v", got)
+	}
+	proxy.fall()
+	const attempts = 32
+	ended := make(chan struct{}, attempts)
+	for range attempts {
+		d := rendered(t, kind)
+		d.Body = make([]byte, 900<<10)
+		go func() { kind.Send(within(t, 10*time.Second), d); ended <- struct{}{} }()
+	}
+	patience := time.After(30 * time.Second)
+	for range attempts {
+		select {
+		case <-ended:
+		case <-patience:
+			t.Fatal("an attempt does not end")
+		}
+	}
+}
+
 // A server accepts and says nothing when the process is told to stop. nats.go would wait for the whole of its timeout: the grace is shorter.
 func TestNATS_StopWaitsForNoConnection(t *testing.T) {
 	b := setup(t, strings.Replace(natsDestination("nats://"+silentServer(t), ""), "timeout: 2s", "timeout: 5m\n    deadline: 5m", 1))

@@ -39,8 +39,8 @@ func TestWebhook_UnaskedUpgrade(t *testing.T) {
 	}
 }
 
-// deaf is a proxy to a receiver that forwards nothing more on the connections it has, once it is told to; they stay open, as behind a
-// firewall that has forgotten them. New ones are as good as ever.
+// deaf is a proxy to a receiver that reads no more of the connections it has, once it is told to; they stay open, as behind a firewall that
+// has forgotten them. New ones are as good as ever.
 type deaf struct {
 	addr  string
 	mu    sync.Mutex
@@ -76,9 +76,11 @@ func serveDeaf(t *testing.T, target string) *deaf {
 					d.mu.Lock()
 					lost := began.Before(d.since)
 					d.mu.Unlock()
-					if !lost {
-						to.Write(buffer[:n])
+					if lost {
+						<-t.Context().Done()
+						continue
 					}
+					to.Write(buffer[:n])
 				}
 			}
 			go forward(server, client)
