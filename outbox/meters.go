@@ -148,7 +148,7 @@ func (o *Outbox) askBacklogs(ctx context.Context) {
 	defer cancel()
 	o.backlogs.last = make(map[string]store.Backlog, len(o.workers))
 	for _, w := range o.workers {
-		b, err := o.config.Store.Backlog(ctx, w.destination.Name)
+		b, err := w.backlog(ctx)
 		if err != nil {
 			w.log.Warn("what waits at the destination cannot be counted", "error", err)
 			break
@@ -156,4 +156,9 @@ func (o *Outbox) askBacklogs(ctx context.Context) {
 		o.backlogs.last[w.destination.Name] = b
 	}
 	o.backlogs.asked = time.Now()
+}
+
+func (w *worker) backlog(ctx context.Context) (b store.Backlog, err error) {
+	defer caught(w.log, "a count of what waits", &err)
+	return w.config.Store.Backlog(ctx, w.destination.Name)
 }
