@@ -1,10 +1,18 @@
 package outbox_test
 
 import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -169,5 +177,45 @@ func TestWebhook_AcceptedIsNotWaitedFor(t *testing.T) {
 		}
 	case <-time.After(30 * time.Second):
 		t.Fatal("the attempt does not end")
+	}
+}
+
+// The client's certificate is renewed in its files while grantd runs, as those that live for a day are. The next connection shows the new one.
+func TestWebhook_ClientCertificateIsRenewed(t *testing.T) {
+	in := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusTeapot)
+		fmt.Fprintf(w, "%x", sha256.Sum256(r.TLS.PeerCertificates[0].Raw))
+	}))
+	in.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+	dir := t.TempDir()
+	certFile, keyFile := filepath.Join(dir, "client.pem"), filepath.Join(dir, "client.key")
+	renew := func() string {
+		pair, _ := serverCertificate(t)
+		key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, block := range map[string]*pem.Block{
+			certFile: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, keyFile: {Type: "PRIVATE KEY", Bytes: key},
+		} {
+			if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return fmt.Sprintf("%x", sha256.Sum256(pair.Certificate[0]))
+	}
+	want := renew()
+	r := startReceiver(t, in)
+	kind := openKind(t, fmt.Sprintf(`
+destinations:
+- name: under_test
+  kind: webhook
+  webhook: {url: %s, tls: {ca_file: %s, cert_file: %s, key_file: %s}, secrets: [{env: SECRET}]}
+`, r.URL, r.ca, certFile, keyFile), map[string]string{"SECRET": newSecret()})
+	for range 2 {
+		if got := kind.Send(within(t, 10*time.Second), rendered(t, kind)); !strings.Contains(got.Reason, want) {
+			t.Fatalf("got %+v, want the certificate %s", got, want)
+		}
+		want = renew()
 	}
 }

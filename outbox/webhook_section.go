@@ -87,11 +87,14 @@ func (w *webhookSection) open(d *Destination, in surroundings) (sender, error) {
 		}
 	}
 	if w.cert != "" {
-		pair, err := tls.LoadX509KeyPair(w.cert, w.key)
-		if err != nil {
+		if _, err := tls.LoadX509KeyPair(w.cert, w.key); err != nil {
 			return nil, err
 		}
-		config.Certificates = []tls.Certificate{pair}
+		// It is read again for each connection, since it may be renewed.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			pair, err := tls.LoadX509KeyPair(w.cert, w.key)
+			return &pair, err
+		}
 	}
 	s := newWebhookSender(d, w, in, config)
 	// A secret that is missing or unreadable is better known now than at the first event.
