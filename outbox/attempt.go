@@ -101,7 +101,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 		w.breaker.succeeded(d.ID)
 		s.Outcome, s.Error = store.Delivered, ""
 	case r.verdict == uncertain && !w.destination.Deduplicates:
-		w.breaker.failed(d.ID, r.unreachable, now, random())
+		w.breaker.failed(d.ID, r.unreachable, 0, now, random())
 		s.Outcome = store.Unknown
 	case r.verdict == gone && w.breaker.pause(f.started):
 		w.log.ErrorContext(originContext(context.Background(), d), "the destination says that it is gone: it is paused until an operator resumes it", "delivery_key", d.Key)
@@ -110,7 +110,11 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 		w.breaker.refused(d.ID, now, random())
 		s.Outcome = store.Dead
 	default:
-		counts, probe := w.breaker.failed(d.ID, r.unreachable, now, random())
+		asked := time.Duration(0)
+		if r.unreachable {
+			asked = r.retryAfter
+		}
+		counts, probe := w.breaker.failed(d.ID, r.unreachable, asked, now, random())
 		s.Outcome, s.CountsAsPoison = store.RetryAt, counts
 		s.RetryAfter = w.destination.Retry.delay(w.uncalled.calls(d), r.retryAfter, random())
 		if probe > 0 {

@@ -100,8 +100,9 @@ func (b *breaker) succeeded(id uuid.UUID) {
 }
 
 // failed notes a transient failure. It says whether it counts against the delivery, and how long the delivery waits for the
-// breaker's next probe where the destination is down (0 where it is not).
-func (b *breaker) failed(id uuid.UUID, unreachable bool, now time.Time, random float64) (counts bool, probe time.Duration) {
+// breaker's next probe where the destination is down (0 where it is not). asked is how long the destination asked to be left alone, and 0 where
+// it did not, or spoke of this delivery only: no probe comes sooner, MaxDelay at most.
+func (b *breaker) failed(id uuid.UUID, unreachable bool, asked time.Duration, now time.Time, random float64) (counts bool, probe time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before, known := b.suspects[id]
@@ -111,7 +112,7 @@ func (b *breaker) failed(id uuid.UUID, unreachable bool, now time.Time, random f
 		clear(b.suspects)
 	}
 	b.suspects[id] = b.successes
-	b.count(id, unreachable, now, random)
+	b.count(id, unreachable, asked, now, random)
 	if b.state != open {
 		return counts, 0
 	}
@@ -124,10 +125,10 @@ func (b *breaker) refused(id uuid.UUID, now time.Time, random float64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.suspects, id)
-	b.count(id, false, now, random)
+	b.count(id, false, 0, now, random)
 }
 
-func (b *breaker) count(id uuid.UUID, unreachable bool, now time.Time, random float64) {
+func (b *breaker) count(id uuid.UUID, unreachable bool, asked time.Duration, now time.Time, random float64) {
 	if unreachable {
 		b.unreachable++
 	}
@@ -145,7 +146,8 @@ func (b *breaker) count(id uuid.UUID, unreachable bool, now time.Time, random fl
 	b.state = open
 	// At least half of the ceiling: a probe that follows at once finds out nothing.
 	ceiling := min(b.retry.ceiling(b.probes), maxProbeDelay)
-	b.probeAt = now.Add(ceiling/2 + time.Duration(random*float64(ceiling)/2))
+	wait := ceiling/2 + time.Duration(random*float64(ceiling)/2)
+	b.probeAt = now.Add(max(wait, min(asked, b.retry.MaxDelay)))
 }
 
 // pause stops the destination for what came of a call that began then, and returns true. While a pause is known, no call begins; so one

@@ -25,7 +25,7 @@ func TestBreaker_OutageCountsAgainstNobody(t *testing.T) {
 	}
 	for round := range 50 {
 		for _, id := range waiting {
-			if counts, _ := b.failed(id, false, now, 0); counts {
+			if counts, _ := b.failed(id, false, 0, now, 0); counts {
 				t.Fatalf("round %d: a failure counts", round)
 			}
 		}
@@ -48,7 +48,7 @@ func TestBreaker_PoisonCounts(t *testing.T) {
 	poison := uuid.New()
 	counted := 0
 	for range 5 {
-		counts, probe := b.failed(poison, false, now, 0)
+		counts, probe := b.failed(poison, false, 0, now, 0)
 		if counts {
 			counted++
 		}
@@ -61,9 +61,9 @@ func TestBreaker_PoisonCounts(t *testing.T) {
 		t.Errorf("%d of 5 counted, the breaker is %v", counted, b.current())
 	}
 	// With nobody beside it, nothing says whose fault it is.
-	b.failed(poison, false, now, 0)
+	b.failed(poison, false, 0, now, 0)
 	for range 100 {
-		if counts, _ := b.failed(poison, false, now, 0); counts {
+		if counts, _ := b.failed(poison, false, 0, now, 0); counts {
 			t.Fatal("a failure counts with nobody beside it")
 		}
 	}
@@ -76,12 +76,12 @@ func TestBreaker_Unreachable(t *testing.T) {
 	b, now := testBreaker()
 	id := uuid.New()
 	for range openAfterUnreachable - 1 {
-		b.failed(id, true, now, 0)
+		b.failed(id, true, 0, now, 0)
 	}
 	if b.current() != closed {
 		t.Fatalf("too early: %v", b.current())
 	}
-	counts, probe := b.failed(id, true, now, noJitter)
+	counts, probe := b.failed(id, true, 0, now, noJitter)
 	if b.current() != open || counts || probe < 999*time.Millisecond || probe > time.Second {
 		t.Errorf("%v, counts %t, probe in %v", b.current(), counts, probe)
 	}
@@ -90,7 +90,7 @@ func TestBreaker_Unreachable(t *testing.T) {
 func TestBreaker_Probes(t *testing.T) {
 	b, now := testBreaker()
 	for range openAfterDeliveries {
-		b.failed(uuid.New(), false, now, noJitter)
+		b.failed(uuid.New(), false, 0, now, noJitter)
 	}
 	if n, wait := b.allow(16, now); n != 0 || wait <= 0 || wait > time.Second {
 		t.Fatalf("open: %d attempts, wait %v", n, wait)
@@ -109,7 +109,7 @@ func TestBreaker_Probes(t *testing.T) {
 		if n, _ := b.allow(15, now); n != 0 {
 			t.Fatalf("%d beside the probe", n)
 		}
-		b.failed(uuid.New(), false, now, noJitter)
+		b.failed(uuid.New(), false, 0, now, noJitter)
 	}
 	want := []time.Duration{1, 2, 4, 8, 16, 30, 30, 30}
 	for i := range want {
@@ -147,13 +147,13 @@ func TestBreaker_RefusalsOpenIt(t *testing.T) {
 func TestBreaker_PoisonCountsAfterManyOthers(t *testing.T) {
 	b, now := testBreaker()
 	for range maxSuspects {
-		b.failed(uuid.New(), true, now, 0)
+		b.failed(uuid.New(), true, 0, now, 0)
 		b.succeeded(uuid.New())
 	}
 	poison := uuid.New()
-	b.failed(poison, false, now, 0)
+	b.failed(poison, false, 0, now, 0)
 	b.succeeded(uuid.New())
-	if counts, _ := b.failed(poison, false, now, 0); !counts {
+	if counts, _ := b.failed(poison, false, 0, now, 0); !counts {
 		t.Error("the second failure does not count")
 	}
 }
@@ -162,7 +162,7 @@ func TestBreaker_PauseLasts(t *testing.T) {
 	b, now := testBreaker()
 	b.pause(now)
 	b.succeeded(uuid.New())
-	b.failed(uuid.New(), true, now, 0)
+	b.failed(uuid.New(), true, 0, now, 0)
 	if n, _ := b.allow(16, now.Add(1000*time.Hour)); n != 0 || b.current() != paused {
 		t.Errorf("%d attempts, %v", n, b.current())
 	}
@@ -171,7 +171,7 @@ func TestBreaker_PauseLasts(t *testing.T) {
 func TestBreaker_MemoryIsBounded(t *testing.T) {
 	b, now := testBreaker()
 	for range 2 * maxSuspects {
-		b.failed(uuid.New(), false, now, 0)
+		b.failed(uuid.New(), false, 0, now, 0)
 	}
 	if len(b.suspects) > maxSuspects || len(b.failing) > openAfterDeliveries {
 		t.Errorf("%d suspects, %d failing", len(b.suspects), len(b.failing))
@@ -206,4 +206,18 @@ func TestBreaker_FollowsWhatIsNewer(t *testing.T) {
 	wantState(paused)
 	b.follow(false, b.pausesKnown(), now)
 	wantState(open)
+}
+
+// A receiver answers 429 to all, and asks for two minutes of rest. It was probed after a second, and again and again.
+func TestBreaker_LeavesAloneAsAsked(t *testing.T) {
+	for asked, want := range map[time.Duration]time.Duration{2 * time.Minute: 2 * time.Minute, 24 * time.Hour: time.Hour} {
+		b, now := testBreaker()
+		var probe time.Duration
+		for range openAfterUnreachable {
+			_, probe = b.failed(uuid.New(), true, asked, now, 0)
+		}
+		if n, wait := b.allow(16, now); n != 0 || wait != want || probe != want {
+			t.Errorf("asked for %v: %d attempts, wait %v, probe in %v", asked, n, wait, probe)
+		}
+	}
 }
