@@ -64,7 +64,7 @@ func (w *worker) send(ctx context.Context, d *store.Delivery) result {
 	r := result{verdict: uncertain}
 	var err error
 	func() {
-		defer caught(w.log.With("delivery_key", d.Key), "an attempt", &err)
+		defer caught(w.log, "an attempt", d.Key, &err)
 		r = w.sender.send(ctx, d)
 	}()
 	if err != nil {
@@ -75,7 +75,7 @@ func (w *worker) send(ctx context.Context, d *store.Delivery) result {
 
 // render is the sender's. Its error is stored with the delivery.
 func (w *worker) render(d *store.Delivery) (body []byte, contentType string, err error) {
-	defer caught(w.log.With("delivery_key", d.Key), "rendering a delivery", &err)
+	defer caught(w.log, "rendering a delivery", d.Key, &err)
 	body, contentType, err = w.sender.render(d)
 	if err != nil {
 		err = errors.New(sanitise(err.Error()))

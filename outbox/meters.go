@@ -159,6 +159,6 @@ func (o *Outbox) askBacklogs(ctx context.Context) {
 }
 
 func (w *worker) backlog(ctx context.Context) (b store.Backlog, err error) {
-	defer caught(w.log, "a count of what waits", &err)
+	defer caught(w.log, "a count of what waits", "", &err)
 	return w.config.Store.Backlog(ctx, w.destination.Name)
 }

@@ -176,7 +176,7 @@ func (s *natsSender) jetStream(ctx context.Context) (jetstream.JetStream, error)
 var errNotInTime = errors.New("there is no connection in time")
 
 func (s *natsSender) connect() (js jetstream.JetStream, err error) {
-	defer caught(s.log, "a connection", &err)
+	defer caught(s.log, "a connection", "", &err)
 	conn, err := nats.Connect(strings.Join(s.settings.servers, ","), s.settings.options...)
 	if err != nil {
 		return nil, err

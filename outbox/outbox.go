@@ -174,7 +174,7 @@ func (o *Outbox) followPauses(ctx context.Context) {
 }
 
 func (o *Outbox) pauses(ctx context.Context) (all []store.Pause, err error) {
-	defer caught(o.config.Log, "the question for pauses", &err)
+	defer caught(o.config.Log, "the question for pauses", "", &err)
 	return o.config.Store.Pauses(ctx)
 }
 

@@ -50,14 +50,14 @@ func (w *worker) lookUp(ctx context.Context, a asker) {
 }
 
 func (w *worker) takeUnknown(ctx context.Context) (unknown []*store.Delivery, err error) {
-	defer caught(w.log, "a look for deliveries of unknown fate", &err)
+	defer caught(w.log, "a look for deliveries of unknown fate", "", &err)
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	return w.config.Store.TakeUnknown(ctx, w.destination.Name, askAgain, w.destination.Concurrency)
 }
 
 func (w *worker) ask(ctx context.Context, a asker, d *store.Delivery) (arrived bool, err error) {
-	defer caught(w.log.With("delivery_key", d.Key), "a look-up", &err)
+	defer caught(w.log, "a look-up", d.Key, &err)
 	ctx, cancel := context.WithTimeout(ctx, w.destination.Deadline)
 	defer cancel()
 	return a.ask(ctx, d)
@@ -81,7 +81,7 @@ func (w *worker) askAbout(ctx context.Context, a asker, d *store.Delivery) {
 
 // resolve has a time of its own: an answer that took long must not be lost.
 func (w *worker) resolve(ctx context.Context, d *store.Delivery, to entitlementv1.DeliveryResolution, reason string) (err error) {
-	defer caught(w.log.With("delivery_key", d.Key), "a resolution", &err)
+	defer caught(w.log, "a resolution", d.Key, &err)
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
 	_, err = w.config.Store.Resolve(ctx, store.DeliveryOrder{

@@ -60,7 +60,7 @@ func (w *worker) record(ctx context.Context, results []store.DeliveryResult) set
 }
 
 func (w *worker) recordTogether(ctx context.Context, results []store.DeliveryResult) (lost []*store.Delivery, err error) {
-	defer caught(w.log, "a settlement", &err)
+	defer caught(w.log, "a settlement", "", &err)
 	return w.config.Store.Settle(ctx, results)
 }
 

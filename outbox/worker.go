@@ -217,7 +217,7 @@ func (w *worker) takeUp(calls context.Context, c claim, idle bool) (done claim) 
 	ctx, cancel := context.WithTimeout(calls, lease)
 	defer cancel()
 	done = c
-	defer caught(w.log, "a claim", &done.err)
+	defer caught(w.log, "a claim", "", &done.err)
 	if idle {
 		if done.wait, done.err = w.untilDue(ctx); done.wait > 0 || done.err != nil {
 			return done
