@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -106,14 +107,18 @@ func (s *webhookSender) send(ctx context.Context, d *store.Delivery) result {
 	return r
 }
 
+// notLookedAt is what an error of net/http says where the receiver has refused an HTTP/2 stream without looking at it, by GOAWAY or
+// REFUSED_STREAM, and the request is not one that net/http may repeat. PROTOCOL_ERROR, which it would repeat too, says no such thing.
+var notLookedAt = regexp.MustCompile(`cannot retry err \[.*(GOAWAY|REFUSED_STREAM)`)
+
 // failedCall classifies a call without an answer. Before the request's headers were written, the receiver cannot have had the
-// event; after that it may.
+// event; after that it may, unless it says otherwise.
 func failedCall(ctx context.Context, err error, wrote bool) result {
 	reason := err.Error()
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		reason = "no answer within the deadline"
 	}
-	if wrote {
+	if wrote && !notLookedAt.MatchString(reason) {
 		return result{verdict: uncertain, reason: reason}
 	}
 	return result{verdict: transient, unreachable: true, reason: reason}

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -14,8 +15,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 // A receiver answers that it changes the protocol, which nobody asked for, and says no more. The connection is then the caller's, and no
@@ -217,5 +222,54 @@ destinations:
 			t.Fatalf("got %+v, want the certificate %s", got, want)
 		}
 		want = renew()
+	}
+}
+
+// A receiver that restarts says of a call that it has not looked at it: GOAWAY, with a lower stream. That is no doubt, and needs no operator.
+func TestWebhook_GoAwayBeforeTheCall(t *testing.T) {
+	in := httptest.NewUnstartedServer(nil)
+	var connections atomic.Int64
+	in.TLS = &tls.Config{NextProtos: []string{"h2"}}
+	in.Config.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){"h2": func(_ *http.Server, conn *tls.Conn, _ http.Handler) {
+		first := connections.Add(1) == 1
+		preface := make([]byte, len(http2.ClientPreface))
+		if _, err := io.ReadFull(conn, preface); err != nil {
+			return
+		}
+		frames := http2.NewFramer(conn, conn)
+		frames.WriteSettings()
+		for {
+			f, err := frames.ReadFrame()
+			if err != nil {
+				return
+			}
+			switch f := f.(type) {
+			case *http2.SettingsFrame:
+				if !f.IsAck() {
+					frames.WriteSettingsAck()
+				}
+			case *http2.DataFrame:
+				switch {
+				case !f.StreamEnded():
+				case first:
+					frames.WriteGoAway(0, http2.ErrCodeNo, nil)
+					return
+				default:
+					var headers bytes.Buffer
+					hpack.NewEncoder(&headers).WriteField(hpack.HeaderField{Name: ":status", Value: "204"})
+					frames.WriteHeaders(http2.HeadersFrameParam{
+						StreamID: f.StreamID, BlockFragment: headers.Bytes(), EndStream: true, EndHeaders: true,
+					})
+				}
+			}
+		}
+	}}
+	kind := webhook(t, startReceiver(t, in), "deduplicates: false", "")
+	d := rendered(t, kind)
+	if got := kind.Send(within(t, 30*time.Second), d); got.Verdict != "transient" || !got.Unreachable {
+		t.Errorf("got %+v", got)
+	}
+	if got := kind.Send(within(t, 30*time.Second), d); got.Verdict != "delivered" || connections.Load() != 2 {
+		t.Errorf("again: got %+v by %d connections", got, connections.Load())
 	}
 }
