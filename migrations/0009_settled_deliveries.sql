@@ -35,8 +35,6 @@ CREATE TABLE grantd.deliveries (
     poison         bigint NOT NULL DEFAULT 0,
     last_error     text NOT NULL DEFAULT '',
     created_at     timestamptz NOT NULL,
-    body           bytea,                -- written once
-    content_type   text NOT NULL DEFAULT '',
     worker         text,
     started_at     timestamptz,
     ended_at       timestamptz,
@@ -44,12 +42,22 @@ CREATE TABLE grantd.deliveries (
     status_code    integer NOT NULL DEFAULT 0,
     error          text NOT NULL DEFAULT '',
     note           text NOT NULL DEFAULT '',
+    -- What is sent beside the body. NULL in rows of an older replica; then it is read from the ledger, as the body is made.
+    delivery_key   bytea,
+    kind           smallint,
+    operation_key  text COLLATE "C",
+    event_id       text COLLATE "C",
+    trace_id       bytea,
+    span_id        bytea,
+    trace_sampled  boolean,
+    content_type   text NOT NULL DEFAULT '',
+    body           bytea, -- written once. The last column: what does not change at the end of a row is not logged again
     CONSTRAINT deliveries_pkey PRIMARY KEY (tenant_id, entitlement_id, entry_number, destination),
     CONSTRAINT deliveries_id UNIQUE (tenant_id, delivery_id),
     CONSTRAINT deliveries_lease CHECK ((state = 2) = (leased_until IS NOT NULL))
 ) WITH (
-    -- Room for the body on the row's own page: without it, the row would move, and all its indexes with it.
-    fillfactor = 10,
+    -- Room for each row's next version on the same page: without it, the row would move, and all its indexes with it.
+    fillfactor = 50,
     -- A queue: what was delivered leaves its place in the index of the due behind, and claims must not wade through that.
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1

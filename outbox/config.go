@@ -65,6 +65,8 @@ func (d *Destination) stored() store.Destination {
 	s := store.Destination{Name: d.Name, Kinds: d.Events, EntitlementTypes: d.EntitlementTypes, Deduplicates: d.Deduplicates}
 	if n, ok := d.section.(notifying); ok {
 		s.Template = n.template()
+	} else {
+		s.Render = renderEvent
 	}
 	return s
 }

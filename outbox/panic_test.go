@@ -40,14 +40,21 @@ func TestOutbox_PanicIsOfOneDelivery(t *testing.T) {
 			}
 			b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, "", lookup))
 			outbox.Panicking(&b.destinations[0], step, "buggy")
-			b.start()
 			b.grant("buggy", "INV-1", "team_access")
+			if step == "render" {
+				// As if the entry had been one of very many.
+				b.exec(`UPDATE deliveries SET body = NULL WHERE tenant_id = 'buggy'`)
+			}
+			b.start()
 			b.awaitState("crm", want.state, 1)
 			b.grant("acme", "INV-1", "team_access")
 			b.awaitState("crm", delivered, 1)
 			if step == "ask" {
 				// It panics once more before anybody else is asked about.
-				b.exec(`UPDATE deliveries SET state = 3, settled_at = NULL, due_at = clock_timestamp() WHERE tenant_id = 'acme'`)
+				b.exec(`
+WITH moved AS (DELETE FROM settled_deliveries WHERE tenant_id = 'acme' RETURNING *)
+INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, attempts, due_at, created_at)
+SELECT tenant_id, entitlement_id, entry_number, destination, delivery_id, 3, attempts, clock_timestamp(), created_at FROM moved`)
 				b.exec(`UPDATE deliveries SET due_at = clock_timestamp() - interval '1 s' WHERE tenant_id = 'buggy'`)
 				<-asked
 				b.awaitState("crm", delivered, 1)

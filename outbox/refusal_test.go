@@ -18,7 +18,7 @@ import (
 func TestOutbox_RefusedResultHoldsNobodyUp(t *testing.T) {
 	in := newInbox(t, nil)
 	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, fast+"\n  concurrency: 4", ""))
-	b.exec(`ALTER TABLE deliveries ADD CONSTRAINT refused CHECK (tenant_id <> 'refused' OR state <> 4)`)
+	b.exec(`ALTER TABLE settled_deliveries ADD CONSTRAINT refused CHECK (tenant_id <> 'refused')`)
 	var log bytes.Buffer
 	reader := sdkmetric.NewManualReader()
 	r := b.start(func(c *outbox.Config) {
@@ -38,8 +38,8 @@ func TestOutbox_RefusedResultHoldsNobodyUp(t *testing.T) {
 	if n := refusedResults(t, reader); n != 1 {
 		t.Errorf("%d are counted", n)
 	}
-	b.exec(`ALTER TABLE deliveries DROP CONSTRAINT refused`)
-	b.exec(`UPDATE deliveries SET due_at = clock_timestamp() WHERE state = 2`)
+	b.exec(`ALTER TABLE settled_deliveries DROP CONSTRAINT refused`)
+	b.exec(`UPDATE deliveries SET leased_until = clock_timestamp() WHERE state = 2`)
 	b.start()
 	b.awaitState("crm", delivered, 21)
 }
@@ -83,7 +83,7 @@ func (l logged) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)
 func TestOutbox_ResultsWaitWhereAllAreRefused(t *testing.T) {
 	in := newInbox(t, nil)
 	b := setup(t, "destinations:"+hook("crm", in.URL, in.ca, "", ""))
-	b.exec(`ALTER TABLE deliveries ADD CONSTRAINT refused CHECK (state <> 4)`)
+	b.exec(`ALTER TABLE settled_deliveries ADD CONSTRAINT refused CHECK (false)`)
 	refused := make(logged, 1)
 	b.start(func(c *outbox.Config) { c.Log = refused.log() })
 	for i := range 5 {
@@ -91,7 +91,7 @@ func TestOutbox_ResultsWaitWhereAllAreRefused(t *testing.T) {
 	}
 	waitFor(t, func() (string, bool) { return "not all were sent", in.count() == 5 })
 	<-refused
-	b.exec(`ALTER TABLE deliveries DROP CONSTRAINT refused`)
+	b.exec(`ALTER TABLE settled_deliveries DROP CONSTRAINT refused`)
 	b.awaitState("crm", delivered, 5)
 	if in.count() != 5 {
 		t.Errorf("%d taken", in.count())

@@ -48,10 +48,14 @@ type Delivery struct {
 	Template string
 	// HeldBy is the number of the lowest earlier entry of the entitlement that is not settled at this destination, 0 for none.
 	HeldBy int64
-	Event  *Event
+	// Event is, in what Claim returns, what the claim has read: always the names of the entry, its kind, its operation's key and origin; all
+	// of it where the claim had to make the body.
+	Event *Event
 
 	// place is where the claim left the row.
 	place pgtype.TID
+	// rendered says that the claim has made the body.
+	rendered bool
 }
 
 // Event is the ledger entry on its way out.

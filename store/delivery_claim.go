@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-// Renderer makes the body of a delivery that has none yet. It runs inside a transaction, and does no I/O. Where it fails, the
+// Renderer makes the body of a delivery that has none yet. It runs inside a transaction, and does no I/O. Where it fails in a claim, the
 // delivery is DEAD with the error.
 type Renderer func(*Delivery) (body []byte, contentType string, err error)
 
@@ -23,9 +24,11 @@ const heldDelay = time.Hour
 // dueSQL locks what is due at a destination, and what any other worker has not locked, oldest first. statement_timestamp is a constant
 // to the planner, so that it bounds the walk of the index. The conditions on stuck and on infinity are those of the index. What is
 // leased keeps its place there, and is passed over. A row's place, its ctid, is good for as long as it is locked: later statements
-// find it there without a walk of the key's index.
+// find it there without a walk of the key's index. What has its body needs no look at what the event is about.
 const dueSQL = `
-SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN d.entry_number > 1 THEN` + heldBySQL + ` ELSE 0 END
+SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN d.entry_number > 1 THEN` + heldBySQL + ` ELSE 0 END,
+       d.delivery_id, d.attempts, d.poison, d.last_error, d.created_at, d.delivery_key, COALESCE(d.kind, 0), COALESCE(d.operation_key, ''),
+       COALESCE(d.event_id, ''), d.trace_id, d.span_id, COALESCE(d.trace_sampled, false), d.content_type, d.body
   FROM deliveries d
  WHERE d.destination = $1 AND d.stuck = 0 AND d.due_at > '-infinity' AND d.due_at <= statement_timestamp()
    AND (d.leased_until IS NULL OR d.leased_until <= statement_timestamp())
@@ -155,7 +158,7 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 // claimed sorts what is due at a destination by what is done with it.
 type claimed struct {
 	destination *Destination
-	// look are those that nothing is known to hold back.
+	// look are those that nothing is known to hold back, and that must be read with what they are about.
 	look []pgtype.TID
 	held deliveryKeys
 	by   []int64
@@ -165,25 +168,61 @@ type claimed struct {
 	failed          []*Delivery
 }
 
-func (c *claimed) scanDue(rows pgx.Rows) error {
-	var place pgtype.TID
-	var tenant string
-	var id pgtype.UUID
-	var number, heldBy int64
-	var state int16
-	_, err := pgx.ForEachRow(rows, []any{&place, &tenant, &id, &number, &state, &heldBy}, func() error {
-		if stepFor(entitlementv1.DeliveryState(state), heldBy, c.destination.Deduplicates, false) == hold {
-			c.held.add(tenant, id.Bytes, number)
-			c.by = append(c.by, heldBy)
-		} else {
-			c.look = append(c.look, place)
-		}
-		return nil
-	})
-	return err
+// dueRow receives one row of dueSQL.
+type dueRow struct {
+	Delivery
+	entitlement, id  pgtype.UUID
+	number           int64
+	state, kind      int16
+	key, trace, span []byte
+	operation, event string
+	sampled          bool
 }
 
-// read completes what may be sent, and has its body made.
+func (r *dueRow) destinations() []any {
+	return []any{&r.place, &r.TenantID, &r.entitlement, &r.number, &r.state, &r.HeldBy, &r.id, &r.Attempts, &r.Poison, &r.LastError, &r.CreatedAt,
+		&r.key, &r.kind, &r.operation, &r.event, &r.trace, &r.span, &r.sampled, &r.ContentType, &r.Body}
+}
+
+func (r *dueRow) delivery(destination string) *Delivery {
+	d := r.Delivery
+	d.ID, d.Key, d.Destination = r.id.Bytes, hex.EncodeToString(r.key), destination
+	d.State, d.HeldBy, d.BodyBytes = entitlementv1.DeliveryState(r.state), 0, int64(len(r.Body))
+	origin := Origin{EventID: r.event, Sampled: r.sampled}
+	copy(origin.TraceID[:], r.trace)
+	copy(origin.SpanID[:], r.span)
+	kind := entitlementv1.EntryKind(r.kind)
+	d.Event = &Event{
+		Entry:     Entry{TenantID: d.TenantID, EntitlementID: r.entitlement.Bytes, Number: r.number, Kind: kind, OperationKey: r.operation},
+		Operation: Operation{TenantID: d.TenantID, IdempotencyKey: r.operation, Origin: origin},
+	}
+	return &d
+}
+
+func (c *claimed) scanDue(rows pgx.Rows) error {
+	defer rows.Close()
+	for rows.Next() {
+		var r dueRow
+		if err := rows.Scan(r.destinations()...); err != nil {
+			return err
+		}
+		step := stepFor(entitlementv1.DeliveryState(r.state), r.HeldBy, c.destination.Deduplicates, false)
+		switch {
+		case step == hold:
+			c.held.add(r.TenantID, r.entitlement.Bytes, r.number)
+			c.by = append(c.by, r.HeldBy)
+		case r.Body == nil || r.key == nil || c.destination.Template != "":
+			c.look = append(c.look, r.place)
+		case step == doubt:
+			c.doubted.add(r.TenantID, r.entitlement.Bytes, r.number)
+		default:
+			c.prepare(r.delivery(c.destination.Name), nil)
+		}
+	}
+	return rows.Err()
+}
+
+// read completes what is to be looked at, and has its body made.
 func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
 	if len(c.look) == 0 {
 		return nil
@@ -227,6 +266,7 @@ func (c *claimed) prepare(d *Delivery, render Renderer) {
 			return
 		}
 		d.Body, d.ContentType, d.BodyBytes = append(make([]byte, 0, len(body)), body...), contentType, int64(len(body))
+		d.rendered = true
 	}
 	c.leased = append(c.leased, d)
 }
@@ -264,7 +304,11 @@ func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lea
 	byID := make(map[uuid.UUID]*Delivery, len(began))
 	for _, d := range began {
 		places, tokens = append(places, d.place), append(tokens, d.LeaseToken)
-		bodies, types = append(bodies, d.Body), append(types, d.ContentType)
+		var body []byte
+		if d.rendered {
+			body = d.Body
+		}
+		bodies, types = append(bodies, body), append(types, d.ContentType)
 		states = append(states, int16(d.State))
 		outcome, text := entitlementv1.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNSPECIFIED, ""
 		if d.State == deadState {

@@ -21,6 +21,9 @@ type Destination struct {
 	// Template names a mail of at most 63 bytes. It makes the destination one that notifies: deliveries are made only for commands with
 	// Notify, and only where no other destination's mail has that template.
 	Template string
+	// Render, if set, makes the body with the entry, so that no claim need read what the event is about. Where it fails, and where one
+	// command appends very many entries, the claim makes the body.
+	Render Renderer
 }
 
 var destinationName = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)

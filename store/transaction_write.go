@@ -37,6 +37,7 @@ func (o *output) reset() {
 	empty(&o.attempts)
 	empty(&o.deliveries)
 	empty(&o.notifications)
+	clear(o.deliveryColumns.body)
 }
 
 // keptRows bounds what is kept for the next batch: one large refund must not hold its memory for ever.
