@@ -27,7 +27,7 @@ type DeliveriesOptions struct {
 	Duration time.Duration
 	Rounds   int
 	Conns    int
-	// Backlog is how many deliveries wait when the draining of them begins.
+	// Backlog is how many deliveries at least wait when the draining of them begins.
 	Backlog int
 	// Concurrency is that of the destination; 0 leaves the default.
 	Concurrency int
@@ -40,7 +40,9 @@ type DeliveriesOptions struct {
 	Logf func(format string, args ...any)
 }
 
-// sustainedCallers make grants while a destination gets their events.
+// comparedCallers make the grants that deliveries are compared with, sustainedCallers those of which a destination gets the events meanwhile.
+var comparedCallers = []int{32, 128, 512}
+
 const sustainedCallers = 128
 
 // drainTimeout bounds the wait for deliveries that do not come.
@@ -83,8 +85,8 @@ type deliveryBench struct {
 	dir        string
 }
 
-// Deliveries starts a private PostgreSQL and measures, in several rounds, one server that makes grants, one that drains a backlog of
-// deliveries to one fast destination, and one that does both. All of it is gone afterwards.
+// Deliveries starts a private PostgreSQL and measures, in several rounds, one server that makes grants, without a destination and with one
+// that takes no events meanwhile, one that drains the backlog of that, and one that grants and delivers at once. All of it is gone afterwards.
 func Deliveries(ctx context.Context, o DeliveriesOptions) (_ *DeliveriesReport, err error) {
 	settings := productionSettings()
 	for name, value := range o.Settings {
@@ -126,17 +128,13 @@ func (b *deliveryBench) round(ctx context.Context) error {
 	if err := emptyTables(ctx, b.database.url); err != nil {
 		return err
 	}
-	for _, p := range []Point{unary(32), unary(128), unary(512), {Callers: 2, Batch: MaxBatch}} {
-		if err := b.grants(ctx, p); err != nil {
+	for _, callers := range comparedCallers {
+		if err := b.grants(ctx, b.database.service, b.database.load, "", unary(callers)); err != nil {
 			return err
 		}
 	}
-	// The backlog is of these entries, so there must be enough.
-	if err := b.database.load.Fill(ctx, b.Backlog); err != nil {
-		return err
-	}
 	for _, kind := range []string{"webhook", "nats"} {
-		for _, measure := range []func(context.Context, string) error{b.drain, b.sustain} {
+		for _, measure := range []func(context.Context, string) error{b.waiting, b.drain, b.sustain} {
 			if err := measure(ctx, kind); err != nil {
 				return fmt.Errorf("%s: %w", kind, err)
 			}
@@ -153,19 +151,19 @@ func (b *deliveryBench) keep(m *Measure) {
 	b.Logf("%s", m)
 }
 
-// grants measures a server that has no destination.
-func (b *deliveryBench) grants(ctx context.Context, p Point) error {
+// grants measures a server.
+func (b *deliveryBench) grants(ctx context.Context, s *service, load *Load, prefix string, p Point) error {
 	p.Duration = b.Duration
-	before := b.cpu(b.database.service)
-	result, err := b.database.load.Run(ctx, p)
+	before := b.cpu(s)
+	result, err := load.Run(ctx, p)
 	if err != nil {
 		return err
 	}
 	if u := result.Unexpected(); len(u) > 0 {
 		return fmt.Errorf("%s: %v", result.Name, u)
 	}
-	m := &Measure{Name: result.Name, PerSecond: result.PerSecond}
-	m.share(b.cpu(b.database.service).since(before), float64(result.Requests))
+	m := &Measure{Name: prefix + result.Name, PerSecond: result.PerSecond}
+	m.share(b.cpu(s).since(before), float64(result.Requests))
 	b.keep(m)
 	return nil
 }
@@ -181,11 +179,70 @@ func (m *Measure) share(used cpu, among float64) {
 // micros is the CPU time of all that took part.
 func (m *Measure) micros() float64 { return m.ServerMicros + m.PostgresMicros + m.LoadMicros }
 
-// backlogSQL binds the latest entries for a destination, as the transactions that appended them would have.
-const backlogSQL = `
-INSERT INTO grantd.deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, due_at, created_at)
-SELECT tenant_id, entitlement_id, entry_number, $1, gen_random_uuid(), at, at
-  FROM (SELECT * FROM grantd.entries ORDER BY at DESC LIMIT $2) n ORDER BY at`
+const (
+	pauseSQL = `
+INSERT INTO grantd.destination_pauses (destination, pause_number, paused_at, tenant_id, delivery_id, attempt_number)
+SELECT $1, count(*) + 1, now(), '-', gen_random_uuid(), 1 FROM grantd.destination_pauses WHERE destination = $1`
+	resumeSQL = `UPDATE grantd.destination_pauses SET resumed_at = now() WHERE destination = $1 AND resumed_at IS NULL`
+)
+
+// waitsFor is the beginning of the names of grants that are made for a destination which takes none of their events.
+func waitsFor(kind string) string { return kind + " paused, " }
+
+// waiting measures grants of a server with a destination that takes nothing meanwhile, and leaves the backlog that they make.
+func (b *deliveryBench) waiting(ctx context.Context, kind string) error {
+	if err := execute(ctx, b.database.url, "TRUNCATE grantd.settled_deliveries, grantd.delivery_attempts",
+		"DELETE FROM grantd.deliveries WHERE tenant_id <> ''", "VACUUM grantd.deliveries", "CHECKPOINT"); err != nil {
+		return err
+	}
+	conn, err := pgx.Connect(ctx, b.database.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, pauseSQL, kind); err != nil {
+		return err
+	}
+	d, err := b.startDestination(ctx, kind)
+	if err != nil {
+		return err
+	}
+	defer d.stop()
+	load, hangUp, err := b.call(d.service)
+	if err != nil {
+		return err
+	}
+	defer hangUp()
+	for _, callers := range comparedCallers {
+		if err := b.grants(ctx, d.service, load, waitsFor(kind), unary(callers)); err != nil {
+			return err
+		}
+	}
+	if err := load.Fill(ctx, b.Backlog); err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, resumeSQL, kind)
+	return err
+}
+
+// call opens the connections of a server's callers.
+func (b *deliveryBench) call(s *service) (_ *Load, hangUp func(), err error) {
+	var conns []*grpc.ClientConn
+	hangUp = func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+	}
+	for range b.Conns {
+		conn, err := grpc.NewClient("passthrough:///"+s.addr, append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+		if err != nil {
+			hangUp()
+			return nil, nil, err
+		}
+		conns = append(conns, conn)
+	}
+	return NewLoad(conns), hangUp, nil
+}
 
 // drain measures a server that finds a backlog.
 func (b *deliveryBench) drain(ctx context.Context, kind string) error {
@@ -194,18 +251,11 @@ func (b *deliveryBench) drain(ctx context.Context, kind string) error {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	for _, sql := range []string{
-		"TRUNCATE grantd.settled_deliveries, grantd.delivery_attempts",
-		"DELETE FROM grantd.deliveries WHERE tenant_id <> ''", "VACUUM grantd.deliveries",
-	} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	if _, err := conn.Exec(ctx, backlogSQL, kind, b.Backlog); err != nil {
+	if err := execute(ctx, b.database.url, "VACUUM ANALYZE grantd.deliveries", "CHECKPOINT"); err != nil {
 		return err
 	}
-	if err := execute(ctx, b.database.url, "VACUUM ANALYZE grantd.deliveries", "CHECKPOINT"); err != nil {
+	var backlog int64
+	if err := conn.QueryRow(ctx, "SELECT count(*) FROM grantd.deliveries WHERE destination = $1", kind).Scan(&backlog); err != nil {
 		return err
 	}
 	idle := readCPU(0, b.postmaster)
@@ -214,12 +264,12 @@ func (b *deliveryBench) drain(ctx context.Context, kind string) error {
 		return err
 	}
 	defer d.stop()
-	if err := d.wait(ctx, conn, int64(b.Backlog)); err != nil {
+	if err := d.wait(ctx, conn, backlog); err != nil {
 		return err
 	}
 	elapsed := time.Since(*d.arrivals.first.Load())
-	m := &Measure{Name: fmt.Sprintf("%s, a backlog of %d", kind, b.Backlog), PerSecond: float64(b.Backlog) / elapsed.Seconds()}
-	m.share(b.cpu(d.service).since(idle), float64(b.Backlog))
+	m := &Measure{Name: kind + ", a backlog", PerSecond: float64(backlog) / elapsed.Seconds()}
+	m.share(b.cpu(d.service).since(idle), float64(backlog))
 	b.keep(m)
 	return nil
 }
@@ -236,17 +286,13 @@ func (b *deliveryBench) sustain(ctx context.Context, kind string) error {
 		return err
 	}
 	defer d.stop()
-	var conns []*grpc.ClientConn
-	for range b.Conns {
-		conn, err := grpc.NewClient("passthrough:///"+d.service.addr, append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		conns = append(conns, conn)
+	load, hangUp, err := b.call(d.service)
+	if err != nil {
+		return err
 	}
+	defer hangUp()
 	before := b.cpu(d.service)
-	result, err := NewLoad(conns).Run(ctx, Point{Callers: sustainedCallers, Duration: b.Duration})
+	result, err := load.Run(ctx, Point{Callers: sustainedCallers, Duration: b.Duration})
 	if err != nil {
 		return err
 	}

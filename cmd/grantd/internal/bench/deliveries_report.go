@@ -39,24 +39,24 @@ func medianMeasure(all []*Measure) *Measure {
 	}
 }
 
-// Write prints the table in Markdown, with the machine above it. The ratios are to grants alone: of the rates, and of what the machine's
-// cores would carry by the CPU time of everything that took part, which other work on the machine disturbs less.
+// Write prints the table in Markdown, with the machine above it. The ratios are to grants of the same server, with the same destination: of
+// the rates, and of what the machine's cores would carry by the CPU time of everything that took part, which other work on the machine
+// disturbs less.
 func (r *DeliveriesReport) Write(w io.Writer) error {
-	base := []*Measure{}
-	for _, callers := range []int{32, 128, 512} {
-		base = append(base, medianMeasure(r.Results[unary(callers).Name()]))
-	}
 	ratios := func(value func(*Measure) float64, m *Measure) string {
-		texts := make([]string, len(base))
-		for i := range base {
-			texts[i] = fmt.Sprintf("%.2f", value(m)/value(base[i]))
+		kind, _, _ := strings.Cut(m.Name, ",")
+		var texts []string
+		for _, callers := range comparedCallers {
+			if grants := r.Results[waitsFor(kind)+unary(callers).Name()]; grants != nil {
+				texts = append(texts, fmt.Sprintf("%.2f", value(m)/value(medianMeasure(grants))))
+			}
 		}
 		return strings.Join(texts, ", ")
 	}
 	rate := func(m *Measure) float64 { return m.PerSecond }
 	carried := func(m *Measure) float64 { return float64(r.Machine.Cores) * 1e6 / max(m.micros(), 1) }
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s; medians of %d rounds of %.0f s, backlogs of %d\n\n", r.Machine, r.Rounds, r.Seconds, r.Backlog)
+	fmt.Fprintf(&text, "%s; medians of %d rounds of %.0f s, backlogs of %d and more\n\n", r.Machine, r.Rounds, r.Seconds, r.Backlog)
 	text.WriteString("| work | measured | to grants of 32, 128, 512 callers | CPU of grantd, PostgreSQL, load | the cores carry | to grants, by CPU | beside |\n")
 	text.WriteString("| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, name := range r.Names {

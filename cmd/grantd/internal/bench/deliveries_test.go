@@ -37,17 +37,17 @@ func TestReceiver_CountsKeysOnce(t *testing.T) {
 	}
 }
 
-func TestDeliveriesReport_RatiosAreToGrantsAlone(t *testing.T) {
+func TestDeliveriesReport_RatiosAreToGrantsForTheSameDestination(t *testing.T) {
 	report := &bench.DeliveriesReport{
-		Machine: bench.Machine{Cores: 2}, Rounds: 3, Names: []string{"unary grants, 32 callers", "unary grants, 128 callers", "unary grants, 512 callers", "webhook"},
+		Machine: bench.Machine{Cores: 2}, Rounds: 3, Names: []string{"webhook paused, unary grants, 32 callers", "webhook paused, unary grants, 128 callers", "webhook paused, unary grants, 512 callers", "webhook, a backlog"},
 		Results: map[string][]*bench.Measure{
-			"unary grants, 32 callers":  {{PerSecond: 4000, ServerMicros: 200}, {PerSecond: 5000, ServerMicros: 200}, {PerSecond: 9000, ServerMicros: 300}},
-			"unary grants, 128 callers": {{PerSecond: 8000, ServerMicros: 50, LoadMicros: 50}},
-			"unary grants, 512 callers": {{PerSecond: 10000, PostgresMicros: 50}},
-			"webhook": {
-				{Name: "webhook", PerSecond: 6000, ServerMicros: 90, PostgresMicros: 80, LoadMicros: 20, GrantsPerSecond: 3000, Waiting: 7, CatchUpSeconds: .1},
-				{Name: "webhook", PerSecond: 1000, ServerMicros: 95, PostgresMicros: 85, LoadMicros: 20, GrantsPerSecond: 2000, Waiting: 9, CatchUpSeconds: .3},
-				{Name: "webhook", PerSecond: 4000, ServerMicros: 99, PostgresMicros: 99, LoadMicros: 20, GrantsPerSecond: 4000, Waiting: 8, CatchUpSeconds: .2},
+			"webhook paused, unary grants, 32 callers":  {{PerSecond: 4000, ServerMicros: 200}, {PerSecond: 5000, ServerMicros: 200}, {PerSecond: 9000, ServerMicros: 300}},
+			"webhook paused, unary grants, 128 callers": {{PerSecond: 8000, ServerMicros: 50, LoadMicros: 50}},
+			"webhook paused, unary grants, 512 callers": {{PerSecond: 10000, PostgresMicros: 50}},
+			"webhook, a backlog": {
+				{Name: "webhook, a backlog", PerSecond: 6000, ServerMicros: 90, PostgresMicros: 80, LoadMicros: 20, GrantsPerSecond: 3000, Waiting: 7, CatchUpSeconds: .1},
+				{Name: "webhook, a backlog", PerSecond: 1000, ServerMicros: 95, PostgresMicros: 85, LoadMicros: 20, GrantsPerSecond: 2000, Waiting: 9, CatchUpSeconds: .3},
+				{Name: "webhook, a backlog", PerSecond: 4000, ServerMicros: 99, PostgresMicros: 99, LoadMicros: 20, GrantsPerSecond: 4000, Waiting: 8, CatchUpSeconds: .2},
 			},
 		},
 	}
@@ -55,7 +55,7 @@ func TestDeliveriesReport_RatiosAreToGrantsAlone(t *testing.T) {
 	if err := report.Write(&text); err != nil {
 		t.Fatal(err)
 	}
-	if want := "| webhook | 4,000/s | 0.80, 0.50, 0.40 | 95, 85, 20 µs | 10,000/s | 1.00, 0.50, 0.25 | 3,000 grants/s; 8 waited at their end, for 0.2 s |\n"; !strings.Contains(text.String(), want) {
+	if want := "| webhook, a backlog | 4,000/s | 0.80, 0.50, 0.40 | 95, 85, 20 µs | 10,000/s | 1.00, 0.50, 0.25 | 3,000 grants/s; 8 waited at their end, for 0.2 s |\n"; !strings.Contains(text.String(), want) {
 		t.Errorf("the table lacks %s:\n%s", want, text.String())
 	}
 }
