@@ -62,6 +62,25 @@ CREATE TABLE grantd.deliveries (
     autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1
 );
+-- As in 0006: the rows that a grant's statement takes.
+CREATE TYPE grantd.delivery_row AS (
+    tenant_id      text COLLATE "C",
+    entitlement_id uuid,
+    entry_number   bigint,
+    destination    text COLLATE "C",
+    delivery_id    uuid,
+    due_at         timestamptz,
+    created_at     timestamptz,
+    delivery_key   bytea,
+    kind           smallint,
+    operation_key  text COLLATE "C",
+    event_id       text COLLATE "C",
+    trace_id       bytea,
+    span_id        bytea,
+    trace_sampled  boolean,
+    content_type   text COLLATE "C",
+    body           bytea
+);
 ALTER TABLE grantd.deliveries ALTER COLUMN tenant_id SET (n_distinct = 1);
 
 ALTER TABLE grantd.settled_deliveries RENAME COLUMN lease_token TO lease;

@@ -175,7 +175,8 @@ func registerRowTypes(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// rowTypes are those of migrations/0006_row_types.sql and 0007_attempt_links.sql; each put follows its type column by column.
+// rowTypes are those of migrations/0006_row_types.sql, 0007_attempt_links.sql and 0009_settled_deliveries.sql; each put follows its type
+// column by column.
 var rowTypes = []rowType{
 	rowTypeOf("command_row", putCommand),
 	rowTypeOf("invoice_row", putInvoice),
@@ -183,6 +184,7 @@ var rowTypes = []rowType{
 	rowTypeOf("entitlement_row", putEntitlement),
 	rowTypeOf("entry_row", putEntry),
 	rowTypeOf("attempt_row_2", putAttempt),
+	rowTypeOf("delivery_row", putDelivery),
 }
 
 func putCommand(buf []byte, p *pending) []byte {
@@ -309,5 +311,31 @@ func putAttempt(buf []byte, a *Attempt) []byte {
 	r.origin(&a.Origin)
 	r.optionalID(a.WinnerTraceID[:])
 	r.optionalInteger(a.PreviousTries)
+	return r.buf
+}
+
+func putDelivery(buf []byte, d *newDelivery) []byte {
+	n, id := d.entry, deliveryID(d.key)
+	r := newRecord(buf, 16)
+	r.text(n.TenantID)
+	r.uuid(n.EntitlementID)
+	r.bigint(n.Number)
+	r.text(d.destination)
+	r.uuid(id)
+	r.time(d.at)
+	r.time(d.at)
+	r.bytes(d.key[:])
+	r.smallint(int16(n.Kind))
+	r.text(n.OperationKey)
+	r.text(d.origin.EventID)
+	r.optionalID(d.origin.TraceID[:])
+	r.optionalID(d.origin.SpanID[:])
+	r.optionalTrue(d.origin.Sampled)
+	r.text(d.contentType)
+	if d.body == nil {
+		r.null(pgtype.ByteaOID)
+	} else {
+		r.bytes(d.body)
+	}
 	return r.buf
 }

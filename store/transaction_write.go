@@ -24,9 +24,8 @@ type output struct {
 	// notifications are the deliveries that send a mail.
 	notifications []*newDelivery
 
-	turnColumns     turnColumns
-	notifyColumns   notificationColumns
-	deliveryColumns deliveryColumns
+	turnColumns   turnColumns
+	notifyColumns notificationColumns
 }
 
 func (o *output) reset() {
@@ -37,7 +36,6 @@ func (o *output) reset() {
 	empty(&o.attempts)
 	empty(&o.deliveries)
 	empty(&o.notifications)
-	clear(o.deliveryColumns.body)
 }
 
 // keptRows bounds what is kept for the next batch: one large refund must not hold its memory for ever.
@@ -102,7 +100,8 @@ func (o *output) queue(b *pgx.Batch) {
 		b.Queue(insertNotificationsSQL, o.notifyColumns.of(o.notifications)...)
 	}
 	if len(o.deliveries) > 0 {
-		b.Queue(insertDeliveriesSQL, o.deliveryColumns.of(o.deliveries)...)
+		slices.SortFunc(o.deliveries, byDelivery)
+		b.Queue(insertDeliveriesSQL, o.deliveries)
 	}
 	if len(o.attempts) > 0 {
 		slices.SortFunc(o.attempts, byAttempt)
