@@ -191,8 +191,7 @@ func waitsFor(kind string) string { return kind + " paused, " }
 
 // waiting measures grants of a server with a destination that takes nothing meanwhile, and leaves the backlog that they make.
 func (b *deliveryBench) waiting(ctx context.Context, kind string) error {
-	if err := execute(ctx, b.database.url, "TRUNCATE grantd.settled_deliveries, grantd.delivery_attempts",
-		"DELETE FROM grantd.deliveries WHERE tenant_id <> ''", "VACUUM grantd.deliveries", "CHECKPOINT"); err != nil {
+	if err := emptyTables(ctx, b.database.url); err != nil {
 		return err
 	}
 	conn, err := pgx.Connect(ctx, b.database.url)
