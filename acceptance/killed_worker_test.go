@@ -239,6 +239,22 @@ func TestKilledWorker_DeduplicatingReceiverHasOneEffect(t *testing.T) {
 	}
 }
 
+// The worker lives, and the answer to its claim's COMMIT is lost. It has called nobody, so that what it may have claimed is not in doubt, also
+// where a second call would be one too many.
+func TestKilledWorker_ClaimWithoutAnAnswerIsGivenBack(t *testing.T) {
+	t.Parallel()
+	for _, deduplicates := range []bool{true, false} {
+		k := setupKilled(t, deduplicates)
+		reached := k.proxy.on("COMMIT", breakOff)
+		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
+		<-reached
+		d := k.wantState(t, delivered)
+		if got := k.times(t, d.GetDeliveryKey()); got != 1 || d.GetAttempts() != 2 {
+			t.Errorf("it arrived %d times, in %d attempts", got, d.GetAttempts())
+		}
+	}
+}
+
 // The same with a receiver that cannot deduplicate: whatever may have arrived is never sent again blindly. An operator finds out, and
 // what they say is done.
 func TestKilledWorker_OtherReceiversGetNothingTwice(t *testing.T) {

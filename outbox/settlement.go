@@ -74,6 +74,10 @@ func (w *worker) settled(s settlement) {
 	w.settling = false
 	ctx := context.Background()
 	for _, d := range s.lost {
+		if slices.ContainsFunc(s.recorded, func(r store.DeliveryResult) bool { return r.Delivery == d && r.Error == reasonUnsent }) {
+			// Nobody was called: there is nothing to be lost.
+			continue
+		}
 		w.meters.resultLost(w.label, causeLate, 1)
 		w.log.WarnContext(originContext(ctx, d), "a result came after its lease had run out, and was dropped", "delivery_key", d.Key, "attempt", d.Attempts)
 	}

@@ -32,7 +32,7 @@ func TestOutbox_StopRecordsUntilTheGraceIsOver(t *testing.T) {
 	m := &mailServer{}
 	serveMail(t, m, nil, false)
 	b := setup(t, "destinations:"+mailHook("customer", m.addr))
-	b.exec(`ALTER TABLE deliveries ADD CONSTRAINT refused CHECK (state <> 4)`)
+	b.exec(`ALTER TABLE settled_deliveries ADD CONSTRAINT refused CHECK (false)`)
 	refused := make(logged)
 	r := b.start(func(c *outbox.Config) { c.Grace, c.Log = time.Minute, refused.log() })
 	b.apply(grantAndTell("INV-1", "ann@example.com"))
@@ -42,7 +42,7 @@ func TestOutbox_StopRecordsUntilTheGraceIsOver(t *testing.T) {
 	select {
 	case <-stopped:
 	case <-time.After(3 * time.Second):
-		b.exec(`ALTER TABLE deliveries DROP CONSTRAINT refused`)
+		b.exec(`ALTER TABLE settled_deliveries DROP CONSTRAINT refused`)
 		<-stopped
 	}
 	b.awaitState("customer", delivered, 1)

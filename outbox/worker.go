@@ -150,10 +150,7 @@ func (w *worker) stop(calls context.Context, cut context.CancelFunc) {
 			w.settled(s)
 		case c := <-w.claims:
 			w.claiming = false
-			w.held += len(c.deliveries)
-			for _, d := range c.deliveries {
-				w.unsettled = append(w.unsettled, w.judge(finished{delivery: d, unsent: true}))
-			}
+			w.forgo(c.deliveries)
 		case <-again:
 		case <-grace.C:
 			over = true
@@ -247,6 +244,7 @@ func (w *worker) begin(calls context.Context, c claim) {
 	w.claiming = false
 	if c.err != nil {
 		w.breaker.refund()
+		w.forgo(c.deliveries)
 		w.claimFrom = time.Now().Add(w.stumbled(calls, "deliveries cannot be claimed", c.err))
 		return
 	}
@@ -286,6 +284,14 @@ func (w *worker) call(calls context.Context) {
 			continue
 		}
 		w.finished <- w.attempt(calls, c.delivery)
+	}
+}
+
+// forgo gives back what was claimed, or may have been, and nobody was called about.
+func (w *worker) forgo(deliveries []*store.Delivery) {
+	w.held += len(deliveries)
+	for _, d := range deliveries {
+		w.unsettled = append(w.unsettled, w.judge(finished{delivery: d, unsent: true}))
 	}
 }
 

@@ -122,7 +122,8 @@ SELECT ` + settledKeySQL + `, 4, poison, lease, last_error, ` + settledBodySQL +
 // In order per entitlement: only the lowest entry that is not settled is ever returned; PENDING, SENDING, UNKNOWN and DEAD hold
 // their successors, DELIVERED and DISCARDED do not. A SENDING delivery whose lease ran out is returned again, with the same key, where
 // the destination deduplicates, and otherwise becomes UNKNOWN. Fewer than limit may be returned while more are due, and none while
-// the destination is paused.
+// the destination is paused. With an error come the deliveries whose claim may hold all the same, since only the answer to COMMIT is
+// missing: nobody may be called about them, and Settle gives them back.
 func (s *Store) Claim(ctx context.Context, destination, worker string, lease time.Duration, limit int, render Renderer) ([]*Delivery, error) {
 	to := s.destination(destination)
 	if to == nil {
@@ -131,6 +132,7 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 	var leased []*Delivery
 	var spared int
 	err := s.inTransaction(ctx, func(tx pgx.Tx) error {
+		leased = nil
 		c := claimed{destination: to}
 		rows, err := tx.Query(ctx, dueSQL, destination, limit)
 		if err != nil {
@@ -142,12 +144,14 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 		if err := c.read(ctx, tx, render); err != nil {
 			return err
 		}
-		leased, err = c.write(ctx, tx, worker, lease)
-		spared = len(c.spared.tenant)
-		return err
+		if err := c.write(ctx, tx, worker, lease); err != nil {
+			return err
+		}
+		leased, spared = c.leased, len(c.spared.tenant)
+		return nil
 	})
 	if err != nil {
-		return nil, readFailure(err)
+		return leased, readFailure(err)
 	}
 	if spared > 0 {
 		s.writer.meters.notifiedBefore(spared)
@@ -272,7 +276,7 @@ func (c *claimed) prepare(d *Delivery, render Renderer) {
 }
 
 // write sends everything that the claim changes in one flight.
-func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease time.Duration) ([]*Delivery, error) {
+func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease time.Duration) error {
 	var b pgx.Batch
 	began := append(c.leased[:len(c.leased):len(c.leased)], c.failed...)
 	if len(began) > 0 {
@@ -290,9 +294,9 @@ func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease tim
 		b.Queue(holdSQL, c.held.tenant, c.held.entitlement, c.held.number, c.by, c.destination.Name, heldDelay.Seconds())
 	}
 	if b.Len() == 0 {
-		return nil, nil
+		return nil
 	}
-	return c.leased, tx.SendBatch(ctx, &b).Close()
+	return tx.SendBatch(ctx, &b).Close()
 }
 
 func (c *claimed) queueLease(b *pgx.Batch, began []*Delivery, worker string, lease time.Duration) {
@@ -343,13 +347,14 @@ UPDATE deliveries d
    SET due_at = statement_timestamp() + make_interval(secs => $3)
   FROM (SELECT tenant_id, entitlement_id, entry_number, destination FROM deliveries
          WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 3 AND due_at <= statement_timestamp()
+           AND ` + notPausedSQL + `
          ORDER BY due_at LIMIT $2
            FOR NO KEY UPDATE SKIP LOCKED) AS c
  WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
    AND d.destination = c.destination AND d.state = 3
 RETURNING d.tenant_id, d.entitlement_id, d.entry_number`
 
-// TakeUnknown returns up to limit UNKNOWN deliveries of a destination, for whoever can look up whether they arrived and then calls
+// TakeUnknown returns up to limit UNKNOWN deliveries of a destination that is not paused, for whoever can look up whether they arrived and then calls
 // Resolve, with Attempts as ObservedAttempts. None of them is handed out again for the given time, by any replica.
 func (s *Store) TakeUnknown(ctx context.Context, destination string, again time.Duration, limit int) ([]*Delivery, error) {
 	var all []*Delivery

@@ -30,13 +30,15 @@ const pauseColumnsSQL = ` destination, pause_number, paused_at, resumed_at, acto
 // notPausedSQL is true where no pause holds at the destination $1.
 const notPausedSQL = `NOT EXISTS (SELECT FROM destination_pauses WHERE destination = $1 AND resumed_at IS NULL)`
 
-// pauseSQL pauses a destination that is not paused. Of two at once, the second finds the number taken. An attempt pauses once: when its
-// result is recorded again, an operator may have ended the pause meanwhile.
+// pauseSQL pauses a destination that is not paused. Of two at once, the second finds the number taken. An attempt pauses once, and only where
+// it began after the last pause was ended: an operator who resumes a destination knows better than a call from before.
 const pauseSQL = `
 INSERT INTO destination_pauses (destination, pause_number, paused_at, tenant_id, delivery_id, attempt_number)
 SELECT $1, COALESCE(max(pause_number), 0) + 1, clock_timestamp(), $2, $3, $4
   FROM destination_pauses WHERE destination = $1
 HAVING COALESCE(bool_and(resumed_at IS NOT NULL AND (tenant_id, delivery_id, attempt_number) <> ($2, $3, $4)), true)
+   AND COALESCE(max(resumed_at) < (SELECT max(started_at) FROM all_delivery_attempts
+                                    WHERE tenant_id = $2 AND delivery_id = $3 AND attempt_number = $4), true)
 ON CONFLICT DO NOTHING`
 
 // pausesSQL reads a table that has a row for each time that a destination was ever given up: few.

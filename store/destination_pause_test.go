@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
@@ -107,6 +108,47 @@ func TestPause_RecordedAgainDoesNotPauseAgain(t *testing.T) {
 	wantResumed(t, b.Store, resumeOf("crm", 0, "ana"), newly, 1, "ana")
 	settleAll(t, b.Store, gone(d))
 	wantPauses(t, b.Store)
+}
+
+// Two calls were under way when the destination said that it is gone. An operator looks, and resumes it; then the second one is recorded,
+// which was answered 410 too, before the operator looked.
+func TestPause_CallsFromBeforeTheResumeDoNotPauseAgain(t *testing.T) {
+	b := setup(t, to(crm))
+	for _, n := range []string{"1", "2", "3"} {
+		want(t, b.Store, grant("t", "k"+n, "i"+n, "x"), newly)
+	}
+	all := claim(t, b.Store, "crm")
+	settleAll(t, b.Store, gone(all[0]))
+	wantResumed(t, b.Store, resumeOf("crm", 0, "ana"), newly, 1, "ana")
+	settleAll(t, b.Store, gone(all[1]), store.DeliveryResult{Delivery: all[2], Outcome: store.RetryAt})
+	wantState(t, b.Store, all[1], dead)
+	wantPauses(t, b.Store)
+	settleAll(t, b.Store, gone(claimOne(t, b.Store, "crm")))
+	wantPauses(t, b.Store, "crm 2")
+}
+
+// A destination that wants nothing is not asked about what it has, either.
+func TestPause_NothingIsLookedUp(t *testing.T) {
+	b := setup(t, to(ledger))
+	want(t, b.Store, grant("t", "k1", "i1", "x"), newly)
+	want(t, b.Store, grant("t", "k2", "i2", "x"), newly)
+	all := claim(t, b.Store, "ledger")
+	settleAll(t, b.Store, store.DeliveryResult{Delivery: all[0], Outcome: store.Unknown}, gone(all[1]))
+	take := func() int {
+		t.Helper()
+		taken, err := b.TakeUnknown(t.Context(), "ledger", time.Minute, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(taken)
+	}
+	if n := take(); n != 0 {
+		t.Errorf("%d are looked up during the pause", n)
+	}
+	wantResumed(t, b.Store, resumeOf("ledger", 0, "ana"), newly, 1, "ana")
+	if n := take(); n != 1 {
+		t.Errorf("%d are looked up after the pause, want 1", n)
+	}
 }
 
 // Every replica gets the answer at the same moment, and then several operators end the pause.

@@ -75,6 +75,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"purgeDeliveries delivery_attempts_pkey":                2,
 		"actionsOf operator_actions_pkey":                       2,
 		"due destination_pauses_pkey":                           1, // a destination's
+		"takeUnknown destination_pauses_pkey":                   1,
 		"pause destination_pauses_pkey":                         1,
 		"resume destination_pauses_pkey":                        1,
 		"lastPause destination_pauses_pkey":                     1,
