@@ -82,8 +82,8 @@ func ensure(ctx context.Context, db *sql.DB, thereSQL, makeSQL string) error {
 }
 
 func newProvider(db *sql.DB) (*goose.Provider, error) {
-	// The session lock lets one replica migrate while the others wait for it.
-	locker, err := lock.NewPostgresSessionLocker()
+	// The session lock lets one replica migrate while the others wait for it: they try once a second, for five minutes.
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 300))
 	if err != nil {
 		return nil, err
 	}
