@@ -1,8 +1,9 @@
--- What is settled leaves the table of what is not, which stays as small as what waits: a claim then updates no index of it, and recording
--- that something was delivered takes the row away instead of writing it anew.
+-- What is settled leaves the table of what is not, which stays as small as what waits: a claim then updates no index of it, and what was
+-- delivered is kept without its body.
 --
--- An older replica goes on granting: its deliveries are made as before, and newer replicas take them out. It claims none any more, and
--- cannot look any up.
+-- An older replica goes on granting: its deliveries are made as before, and newer replicas send them. It sends none any more, and cannot
+-- look any up. Nor can it record what comes of the calls that it has under way: when their leases run out, they are made again where the
+-- destination deduplicates, and UNKNOWN elsewhere. So upgrade while little is being sent.
 
 -- +goose Up
 
@@ -12,8 +13,8 @@ SET LOCAL lock_timeout = '5s';
 ALTER TABLE grantd.deliveries RENAME TO settled_deliveries;
 ALTER TABLE grantd.settled_deliveries RENAME CONSTRAINT deliveries_pkey TO settled_deliveries_pkey;
 ALTER TABLE grantd.settled_deliveries RENAME CONSTRAINT deliveries_id TO settled_deliveries_id;
+ALTER TABLE grantd.settled_deliveries RENAME CONSTRAINT deliveries_entry_number_check TO settled_deliveries_entry_number_check;
 ALTER INDEX grantd.deliveries_settled_age RENAME TO settled_deliveries_age;
-DROP INDEX grantd.deliveries_due, grantd.deliveries_stuck_at, grantd.deliveries_stuck;
 
 -- The deliveries that are not settled, by state: PENDING, SENDING, UNKNOWN, DEAD. A delivery is made with its entry, which there is once, so
 -- that none is made anew when this one has moved to settled_deliveries, nor when it is removed there.
@@ -42,7 +43,7 @@ CREATE TABLE grantd.deliveries (
     status_code    integer NOT NULL DEFAULT 0,
     error          text NOT NULL DEFAULT '',
     note           text NOT NULL DEFAULT '',
-    -- What is sent beside the body. NULL in rows of an older replica; then it is read from the ledger, as the body is made.
+    -- What is sent beside the body. NULL in rows that were moved here and in those of an older replica; then it is read from the ledger.
     delivery_key   bytea,
     kind           smallint,
     operation_key  text COLLATE "C",
@@ -89,17 +90,29 @@ ALTER TABLE grantd.settled_deliveries
     ADD COLUMN worker text, ADD COLUMN started_at timestamptz, ADD COLUMN ended_at timestamptz, ADD COLUMN outcome smallint,
     ADD COLUMN status_code integer, ADD COLUMN error text, ADD COLUMN note text;
 
-WITH moved AS (DELETE FROM grantd.settled_deliveries WHERE settled_at IS NULL RETURNING *), latest AS (
+-- Nobody can write meanwhile. What is settled, and the attempts at it, may be much more than what is moved, and must not be read for it: the
+-- conditions are those of the indexes that there were until now, and each attempt is a probe for a whole key.
+SET LOCAL enable_seqscan = off;
+SET LOCAL enable_hashjoin = off;
+SET LOCAL enable_mergejoin = off;
+WITH moved AS (
+    DELETE FROM grantd.settled_deliveries WHERE state IN (1, 2) AND due_at > '-infinity' OR state IN (3, 5)
+    RETURNING *), latest AS (
     DELETE FROM grantd.delivery_attempts a USING moved m
-     WHERE a.tenant_id = m.tenant_id AND a.delivery_id = m.delivery_id AND a.attempt_number = m.attempts
-    RETURNING a.*)
+     WHERE a.tenant_id = m.tenant_id AND a.delivery_id = m.delivery_id AND a.attempt_number = m.attempts)
 INSERT INTO grantd.deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, leased_until, lease, attempts,
        poison, last_error, created_at, body, content_type, worker, started_at, ended_at, outcome, status_code, error, note)
 SELECT m.tenant_id, m.entitlement_id, m.entry_number, m.destination, m.delivery_id, m.state, m.due_at, CASE m.state WHEN 2 THEN m.due_at END,
        m.lease, m.attempts, m.poison, m.last_error, m.created_at, m.body, m.content_type,
        l.worker, l.started_at, l.ended_at, COALESCE(l.outcome, 0), COALESCE(l.status_code, 0), COALESCE(l.error, ''), COALESCE(l.note, '')
-  FROM moved m LEFT JOIN latest l ON l.tenant_id = m.tenant_id AND l.delivery_id = m.delivery_id;
+  FROM moved m
+  LEFT JOIN grantd.delivery_attempts l ON l.tenant_id = m.tenant_id AND l.delivery_id = m.delivery_id AND l.attempt_number = m.attempts;
+SET LOCAL enable_seqscan TO DEFAULT;
+SET LOCAL enable_hashjoin TO DEFAULT;
+SET LOCAL enable_mergejoin TO DEFAULT;
+DROP INDEX grantd.deliveries_due, grantd.deliveries_stuck_at, grantd.deliveries_stuck;
 
+-- NOT VALID, since looking at what there is would take as long as it is much. It holds: deliveries_settled said so, and what it left is moved.
 ALTER TABLE grantd.settled_deliveries DROP COLUMN due_at,
     DROP CONSTRAINT deliveries_settled, DROP CONSTRAINT deliveries_state_check,
     ADD CONSTRAINT settled_deliveries_state CHECK (state IN (4, 6)) NOT VALID,

@@ -40,39 +40,46 @@ func as(t *testing.T, databaseURL, user string) string {
 	return u.String()
 }
 
+// twoLogins returns the URLs of a login that may migrate the database and of one that may serve, neither of which may do more.
+func twoLogins(t *testing.T, database string, super *pgx.Conn) (migrator, service string) {
+	t.Helper()
+	name := super.Config().Database
+	m, s := "m_"+name, "s_"+name
+	exec(t, super, `CREATE ROLE `+m+` LOGIN CREATEROLE NOINHERIT`)
+	exec(t, super, `CREATE ROLE `+s+` LOGIN NOINHERIT`)
+	t.Cleanup(func() {
+		if _, err := super.Exec(context.Background(), `DROP OWNED BY `+m+` CASCADE; DROP ROLE `+m+`; DROP ROLE `+s); err != nil {
+			t.Error(err)
+		}
+	})
+	exec(t, super, `GRANT CREATE ON DATABASE `+name+` TO `+m)
+	exec(t, super, `DO $$ BEGIN CREATE ROLE grantd_service NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$`)
+	exec(t, super, `GRANT grantd_service TO `+m+`, `+s)
+	exec(t, super, `ALTER ROLE `+s+` SET search_path = elsewhere`)
+	return as(t, database, m), as(t, database, s)
+}
+
 // The documents said which rights migrating and serving need, and nobody had tried it with any but a superuser: neither was enough.
 func TestRights_OfTwoLogins(t *testing.T) {
 	database := pgtest.NewEmpty(t)
 	super := connect(t, database)
-	name := super.Config().Database
-	migrator, service := "m_"+name, "s_"+name
-	exec(t, super, `CREATE ROLE `+migrator+` LOGIN CREATEROLE NOINHERIT`)
-	exec(t, super, `CREATE ROLE `+service+` LOGIN NOINHERIT`)
-	t.Cleanup(func() {
-		if _, err := super.Exec(context.Background(), `DROP OWNED BY `+migrator+` CASCADE; DROP ROLE `+migrator+`; DROP ROLE `+service); err != nil {
-			t.Error(err)
-		}
-	})
-	exec(t, super, `GRANT CREATE ON DATABASE `+name+` TO `+migrator)
-	exec(t, super, `DO $$ BEGIN CREATE ROLE grantd_service NOLOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$`)
-	exec(t, super, `GRANT grantd_service TO `+migrator+`, `+service)
-	exec(t, super, `ALTER ROLE `+service+` SET search_path = elsewhere`)
+	migrator, service := twoLogins(t, database, super)
 
-	if pending, err := migrations.Pending(t.Context(), as(t, database, service)); err != nil || !pending {
+	if pending, err := migrations.Pending(t.Context(), service); err != nil || !pending {
 		t.Fatalf("before: pending %v, %v", pending, err)
 	}
-	ran, err := migrations.Up(t.Context(), as(t, database, migrator))
+	ran, err := migrations.Up(t.Context(), migrator)
 	if err != nil || len(ran) == 0 {
 		t.Fatalf("migrate: %v, %v", ran, err)
 	}
-	if pending, err := migrations.Pending(t.Context(), as(t, database, service)); err != nil || pending {
+	if pending, err := migrations.Pending(t.Context(), service); err != nil || pending {
 		t.Errorf("after: pending %v, %v", pending, err)
 	}
-	if ran, err := migrations.Up(t.Context(), as(t, database, migrator)); err != nil || len(ran) != 0 {
+	if ran, err := migrations.Up(t.Context(), migrator); err != nil || len(ran) != 0 {
 		t.Errorf("again: %v, %v", ran, err)
 	}
 	exec(t, super, `DELETE FROM grantd.schema_version WHERE version_id = (SELECT max(version_id) FROM grantd.schema_version)`)
-	if pending, err := migrations.Pending(t.Context(), as(t, database, service)); err != nil || !pending {
+	if pending, err := migrations.Pending(t.Context(), service); err != nil || !pending {
 		t.Errorf("with one missing: pending %v, %v", pending, err)
 	}
 }
