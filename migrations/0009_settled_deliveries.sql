@@ -1,9 +1,9 @@
 -- What is settled leaves the table of what is not, which stays as small as what waits: a claim then updates no index of it, and what was
 -- delivered is kept without its body.
 --
--- An older replica goes on granting: its deliveries are made as before, and newer replicas send them. It sends none any more, and cannot
--- look any up. Nor can it record what comes of the calls that it has under way: when their leases run out, they are made again where the
--- destination deduplicates, and UNKNOWN elsewhere. So upgrade while little is being sent.
+-- An older replica goes on granting: its deliveries are made as before, and newer replicas send them. It sends none any more, fails to look
+-- any up, removes none, and refuses orders: those about a settled one as if that were not there. Nor can it record what comes of the calls
+-- that it has under way: when their leases run out, they are made again where the destination deduplicates, and UNKNOWN elsewhere.
 
 -- +goose Up
 
