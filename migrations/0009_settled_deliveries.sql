@@ -53,8 +53,6 @@ CREATE TABLE grantd.deliveries (
     trace_sampled  boolean,
     content_type   text NOT NULL DEFAULT '',
     body           bytea, -- written once. The last column: what does not change at the end of a row is not logged again
-    CONSTRAINT deliveries_pkey PRIMARY KEY (tenant_id, entitlement_id, entry_number, destination),
-    CONSTRAINT deliveries_id UNIQUE (tenant_id, delivery_id),
     CONSTRAINT deliveries_lease CHECK ((state = 2) = (leased_until IS NOT NULL))
 ) WITH (
     -- Room for each row's next version on the same page: without it, the row would move, and all its indexes with it.
@@ -97,7 +95,7 @@ SET LOCAL enable_hashjoin = off;
 SET LOCAL enable_mergejoin = off;
 WITH moved AS (
     DELETE FROM grantd.settled_deliveries WHERE state IN (1, 2) AND due_at > '-infinity' OR state IN (3, 5)
-    RETURNING *), latest AS (
+    RETURNING *), taken AS (
     DELETE FROM grantd.delivery_attempts a USING moved m
      WHERE a.tenant_id = m.tenant_id AND a.delivery_id = m.delivery_id AND a.attempt_number = m.attempts)
 INSERT INTO grantd.deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, leased_until, lease, attempts,
@@ -111,6 +109,11 @@ SET LOCAL enable_seqscan TO DEFAULT;
 SET LOCAL enable_hashjoin TO DEFAULT;
 SET LOCAL enable_mergejoin TO DEFAULT;
 DROP INDEX grantd.deliveries_due, grantd.deliveries_stuck_at, grantd.deliveries_stuck;
+
+-- Not before the rows are there: their indexes are made in half the time then.
+ALTER TABLE grantd.deliveries
+    ADD CONSTRAINT deliveries_pkey PRIMARY KEY (tenant_id, entitlement_id, entry_number, destination),
+    ADD CONSTRAINT deliveries_id UNIQUE (tenant_id, delivery_id);
 
 -- NOT VALID, since looking at what there is would take as long as it is much. It holds: deliveries_settled said so, and what it left is moved.
 ALTER TABLE grantd.settled_deliveries DROP COLUMN due_at,
