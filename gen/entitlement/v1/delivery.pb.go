@@ -438,9 +438,10 @@ type Delivery struct {
 	Notify *Notify `protobuf:"bytes,19,opt,name=notify,proto3" json:"notify,omitempty"`
 	// Which mail they are sent, for a destination that sends mail.
 	Template string `protobuf:"bytes,20,opt,name=template,proto3" json:"template,omitempty"`
-	// The size of the rendered body in bytes; 0 before the first attempt.
+	// The size of the body in bytes; 0 until it is rendered. That is with the grant, except for mails and for the entries of a very large
+	// reversal: of those it is the first attempt.
 	BodyBytes int64 `protobuf:"varint,21,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
-	// The media type of the body; empty before the first attempt.
+	// The media type of the body; empty until it is rendered.
 	ContentType   string `protobuf:"bytes,22,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
