@@ -8,7 +8,6 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/grantd/grantd/store"
@@ -135,7 +134,7 @@ func (w *worker) judge(f finished) store.DeliveryResult {
 func (w *worker) observe(f finished, s *store.DeliveryResult) {
 	outcome := outcomeNames[s.Outcome]
 	f.endSpan(outcome)
-	labels := metric.WithAttributes(w.label, attribute.String("outcome", outcome))
+	labels := w.outcomes[s.Outcome]
 	ctx := context.Background()
 	w.meters.attempts.Add(ctx, 1, labels)
 	w.meters.duration.Record(ctx, f.took.Seconds(), labels)

@@ -43,8 +43,8 @@ func (m *meters) beginAtZero(d *Destination, label attribute.KeyValue) {
 	ctx := context.Background()
 	m.resultLost(label, causeLate, 0)
 	m.resultLost(label, causeRefused, 0)
-	for _, outcome := range outcomeNames[1:] {
-		m.attempts.Add(ctx, 0, metric.WithAttributes(label, attribute.String("outcome", outcome)))
+	for _, labels := range labelledOutcomes(label)[1:] {
+		m.attempts.Add(ctx, 0, labels)
 	}
 	if d.Deduplicates {
 		m.repeated(d.Kind, 0)
@@ -53,6 +53,15 @@ func (m *meters) beginAtZero(d *Destination, label attribute.KeyValue) {
 
 // outcomeNames are the labels of what an attempt comes to.
 var outcomeNames = [...]string{store.Delivered: "delivered", store.RetryAt: "retry", store.Dead: "dead", store.Unknown: "unknown"}
+
+// labelledOutcomes are made once: with each attempt, they would take more time than counting it.
+func labelledOutcomes(label attribute.KeyValue) []metric.MeasurementOption {
+	all := make([]metric.MeasurementOption, len(outcomeNames))
+	for i, outcome := range outcomeNames {
+		all[i] = metric.WithAttributes(label, attribute.String("outcome", outcome))
+	}
+	return all
+}
 
 // The causes for which a result is dropped.
 const (

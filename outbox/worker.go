@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/grantd/grantd/store"
@@ -41,6 +42,7 @@ type worker struct {
 	tracer      trace.Tracer
 	log         *slog.Logger
 	label       attribute.KeyValue
+	outcomes    []metric.MeasurementOption
 
 	// wake says that deliveries were made; ready has what is to be called, finished what came of it.
 	wake        chan struct{}
@@ -97,11 +99,12 @@ func (p *pace) note(count int, now time.Time) {
 
 func newWorker(cfg *Config, d *Destination, s sender, m *meters) *worker {
 	most := d.Concurrency + maxAhead
+	label := attribute.String("destination", d.Name)
 	return &worker{
 		config: cfg, destination: d, sender: s, breaker: newBreaker(d.Retry), meters: m,
 		tracer: cfg.TracerProvider.Tracer(scopeName), log: cfg.Log.With("destination", d.Name),
-		label: attribute.String("destination", d.Name),
-		wake:  make(chan struct{}, 1), ready: make(chan claimed, most), finished: make(chan finished, most),
+		label: label, outcomes: labelledOutcomes(label),
+		wake: make(chan struct{}, 1), ready: make(chan claimed, most), finished: make(chan finished, most),
 		claims: make(chan claim, 1), settlements: make(chan settlement, 1), uncalled: make(uncalled),
 	}
 }
