@@ -90,7 +90,7 @@ func (s *webhookSender) send(ctx context.Context, d *store.Delivery) result {
 	}
 	defer answer.Body.Close()
 	var text []byte
-	if answer.StatusCode != http.StatusSwitchingProtocols {
+	if answer.StatusCode != http.StatusSwitchingProtocols && answer.Body != http.NoBody {
 		// What cannot be read in time changes nothing: the status is the answer, and is to be recorded soon. After 101 what follows is no text,
 		// and no context ends the wait.
 		defer time.AfterFunc(answerTimeout, cancel).Stop()
