@@ -78,12 +78,13 @@ INSERT INTO settled_deliveries (tenant_id, entitlement_id, entry_number, destina
 	settledBodySQL = `created_at, clock_timestamp(), octet_length(body), content_type, worker, started_at`
 )
 
-// Results that came too late to count are recorded with their attempts, wherever those stand: an attempt belongs to one lease.
+// Results that came too late to count are recorded with their attempts, wherever those stand: an attempt belongs to one lease. It is looked
+// for first where attempts move away from: whoever is moving it is waited for there, and has then brought it where it is looked for next.
 const (
-	lateEarlierSQL = `
-UPDATE delivery_attempts a` + lateTail + ` AND a.attempt_number = c.attempt_number`
 	lateLatestSQL = `
 UPDATE deliveries a` + lateTail + ` AND a.attempts = c.attempt_number`
+	lateEarlierSQL = `
+UPDATE delivery_attempts a` + lateTail + ` AND a.attempt_number = c.attempt_number`
 	lateSettledSQL = `
 UPDATE settled_deliveries a` + lateTail + ` AND a.attempts = c.attempt_number`
 
@@ -283,7 +284,7 @@ func (s *sortedResults) recordMoved(ctx context.Context, tx pgx.Tx) (lost []*Del
 		return nil, nil
 	}
 	b = pgx.Batch{}
-	for _, sql := range []string{lateEarlierSQL, lateLatestSQL, lateSettledSQL} {
+	for _, sql := range []string{lateLatestSQL, lateEarlierSQL, lateSettledSQL} {
 		b.Queue(sql, late.keys.tenant, late.id, late.number, late.outcome, late.statusCode, late.err, late.note)
 	}
 	return lost, tx.SendBatch(ctx, &b).Close()

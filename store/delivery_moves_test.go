@@ -1,0 +1,54 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+
+	pb "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
+)
+
+// An operator has a delivery of unknown fate sent again, and while that is being claimed, the first call's result comes in after all. The
+// claim moves the record of the first attempt at that moment: looked for at its new place first and then at its old one, it was found at
+// neither, and what the operator should know, that it had arrived, was nowhere.
+func TestSettle_LateResultFindsAnAttemptThatMoves(t *testing.T) {
+	b := setup(t, to(ledger))
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	d := claimOne(t, b.Store, "ledger")
+	settle(t, b.Store, store.Unknown, d)
+	if a, err := b.Resolve(t.Context(), order(d), pb.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN); err != nil || a.Outcome != newly {
+		t.Fatal(a, err)
+	}
+	tx, _ := begin(t, b.url)
+	// As Claim does it.
+	for _, sql := range []string{
+		`INSERT INTO delivery_attempts (tenant_id, delivery_id, attempt_number, worker, started_at, ended_at, outcome, status_code, error, note)
+		 SELECT tenant_id, delivery_id, attempts, worker, started_at, ended_at, outcome, status_code, error, note FROM deliveries WHERE tenant_id = 't'`,
+		`UPDATE deliveries SET state = 2, attempts = 2, lease = gen_random_uuid(), leased_until = now() + interval '1 minute', started_at = now(),
+		 ended_at = NULL, outcome = 0, status_code = 0, error = '', note = '' WHERE tenant_id = 't'`,
+	} {
+		if _, err := tx.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type answer struct {
+		lost []*store.Delivery
+		err  error
+	}
+	settled := make(chan answer, 1)
+	go func() {
+		lost, err := b.Settle(context.Background(), []store.DeliveryResult{{Delivery: d, Outcome: store.Delivered, StatusCode: 204}})
+		settled <- answer{lost, err}
+	}()
+	eventually(t, b.sql, blockedSQL, 0.02)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-settled; a.err != nil || len(a.lost) != 1 {
+		t.Fatal(a)
+	}
+	a := storyOf(t, b.Store, d).Attempts
+	if len(a) != 2 || a[0].Outcome != pb.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DELIVERED || a[0].StatusCode != 204 || a[1].EndedAt != nil {
+		t.Errorf("the attempts are %+v", a)
+	}
+}
