@@ -41,7 +41,7 @@ type Backlog struct {
 	Pending, Sending int64
 	// Unknown and Dead wait for an operator.
 	Unknown, Dead int64
-	// OldestDue is for how long the oldest delivery has been due, 0 when none is.
+	// OldestDue is for how long the oldest delivery that nobody has a lease of has been due, 0 when none is.
 	OldestDue time.Duration
 }
 
@@ -57,7 +57,7 @@ const (
 SELECT w.pending, w.sending,
        (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 3 ORDER BY due_at LIMIT $2) d),
        (SELECT count(*) FROM (SELECT FROM deliveries WHERE destination = $1 AND destination > '' AND stuck > 0 AND stuck = 5 ORDER BY due_at LIMIT $2) d),
-       COALESCE((SELECT EXTRACT(EPOCH FROM clock_timestamp() - COALESCE(leased_until, due_at)) FROM deliveries
+       COALESCE((SELECT EXTRACT(EPOCH FROM clock_timestamp() - due_at) FROM deliveries
                   WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' AND (leased_until IS NULL OR leased_until <= statement_timestamp())
                   ORDER BY due_at LIMIT 1), 0)::float8
   FROM (SELECT count(*) FILTER (WHERE state = 1) AS pending, count(*) FILTER (WHERE state = 2) AS sending

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/store"
@@ -50,5 +51,22 @@ func TestSettle_LateResultFindsAnAttemptThatMoves(t *testing.T) {
 	a := storyOf(t, b.Store, d).Attempts
 	if len(a) != 2 || a[0].Outcome != pb.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DELIVERED || a[0].StatusCode != 204 || a[1].EndedAt != nil {
 		t.Errorf("the attempts are %+v", a)
+	}
+}
+
+// A worker is dead with the oldest deliveries in its hands, and their leases have just run out. Others have waited for an hour: the oldest
+// of all that waits says so, and no alert is ended by a lease.
+func TestBacklog_OldestDueBesideALeaseThatRanOut(t *testing.T) {
+	b := setup(t, to(crm))
+	want(t, b.Store, grant("t", "k1", "i1", "x"), newly)
+	d := claimOne(t, b.Store, "crm")
+	want(t, b.Store, grant("t", "k2", "i2", "x"), newly)
+	exec(t, b.sql, `UPDATE deliveries SET due_at = now() - interval '2 hours' WHERE delivery_id = $1`, [16]byte(d.ID))
+	exec(t, b.sql, `UPDATE deliveries SET due_at = now() - interval '1 hour' WHERE state = 1 AND tenant_id <> ''`)
+	for _, until := range []string{"1 minute", "0 s"} {
+		exec(t, b.sql, `UPDATE deliveries SET leased_until = clock_timestamp() + $1::text::interval WHERE state = 2`, until)
+		if now, err := b.Backlog(t.Context(), "crm"); err != nil || now.OldestDue < time.Hour {
+			t.Errorf("with a lease of %s more, due for %v, %v", until, now.OldestDue, err)
+		}
 	}
 }
