@@ -70,3 +70,22 @@ func TestBacklog_OldestDueBesideALeaseThatRanOut(t *testing.T) {
 		}
 	}
 }
+
+// What is claimed says how large its body is, whoever made it and whatever else had to be read.
+func TestClaim_SaysHowLargeTheBodyIs(t *testing.T) {
+	made := store.Destination{Name: "made", Deduplicates: true, Render: body}
+	mail := store.Destination{Name: "mail", Template: "welcome"}
+	b := setup(t, to(crm, made, mail))
+	c := grant("t", "k", "i", "x")
+	c.Notify = &store.Notify{Recipient: "a@example.com", Locale: "en"}
+	want(t, b.Store, c, newly)
+	for _, name := range []string{"crm", "made", "mail"} {
+		for range 2 {
+			d := claimOne(t, b.Store, name)
+			if len(d.Body) == 0 || d.BodyBytes != int64(len(d.Body)) {
+				t.Errorf("%s, attempt %d: a body of %d bytes is said to have %d", name, d.Attempts, len(d.Body), d.BodyBytes)
+			}
+			settle(t, b.Store, store.RetryAt, d)
+		}
+	}
+}

@@ -74,7 +74,7 @@ func (r *deliveryRow) destinations() []any {
 func (r *deliveryRow) delivery() *Delivery {
 	d := r.Delivery
 	d.ID, d.LeaseToken = r.id.Bytes, r.token.Bytes
-	d.State = entitlementv1.DeliveryState(r.state)
+	d.State, d.BodyBytes = entitlementv1.DeliveryState(r.state), int64(len(r.Body))
 	if r.bodyBytes != nil {
 		d.BodyBytes = *r.bodyBytes
 	}
