@@ -104,7 +104,7 @@ UPDATE deliveries d
 
 const leaseRanOut = "the lease ran out before a result was recorded"
 
-// spareSQL settles deliveries whose recipient was told already.
+// spareSQL settles deliveries whose recipient was told already. A result of an earlier call counts no more.
 const spareSQL = `
 WITH moved AS (
     DELETE FROM deliveries d
@@ -112,7 +112,7 @@ WITH moved AS (
      WHERE d.tenant_id = c.tenant_id AND d.entitlement_id = c.entitlement_id AND d.entry_number = c.entry_number
        AND d.destination = c.destination AND d.state IN (1, 2)
     RETURNING d.*)` + insertSettledSQL + `
-SELECT ` + settledKeySQL + `, 4, poison, lease, last_error, ` + settledBodySQL + `, ended_at, outcome, status_code, error, note
+SELECT ` + settledKeySQL + `, 4, poison, NULL, last_error, ` + settledBodySQL + `, ended_at, outcome, status_code, error, note
   FROM moved`
 
 // Claim leases up to limit due deliveries of a configured destination, each with a lease of its own in database time, and records an

@@ -74,11 +74,8 @@ func TestBacklog_OldestDueBesideALeaseThatRanOut(t *testing.T) {
 // What is claimed says how large its body is, whoever made it and whatever else had to be read.
 func TestClaim_SaysHowLargeTheBodyIs(t *testing.T) {
 	made := store.Destination{Name: "made", Deduplicates: true, Render: body}
-	mail := store.Destination{Name: "mail", Template: "welcome"}
 	b := setup(t, to(crm, made, mail))
-	c := grant("t", "k", "i", "x")
-	c.Notify = &store.Notify{Recipient: "a@example.com", Locale: "en"}
-	want(t, b.Store, c, newly)
+	want(t, b.Store, telling(grant("t", "k", "i", "x"), "a@example.com"), newly)
 	for _, name := range []string{"crm", "made", "mail"} {
 		for range 2 {
 			d := claimOne(t, b.Store, name)
@@ -87,5 +84,29 @@ func TestClaim_SaysHowLargeTheBodyIs(t *testing.T) {
 			}
 			settle(t, b.Store, store.RetryAt, d)
 		}
+	}
+}
+
+// A mail is sent again by an operator's order, and then the first call turns out to have told the recipient, while the second one's worker
+// is silent. The delivery is settled for that; what the second call came to is recorded with it all the same.
+func TestClaim_SparedCallMayStillTell(t *testing.T) {
+	b := setup(t, to(mail))
+	want(t, b.Store, telling(grant("t", "k", "i", "x"), "a@example.com"), newly)
+	first := claimOne(t, b.Store, "mail")
+	settle(t, b.Store, store.Unknown, first)
+	if a, err := b.Resolve(t.Context(), order(first), pb.DeliveryResolution_DELIVERY_RESOLUTION_SEND_AGAIN); err != nil || a.Outcome != newly {
+		t.Fatal(a, err)
+	}
+	second := claimOne(t, b.Store, "mail")
+	settle(t, b.Store, store.Delivered, first)
+	leaseOut(t, b)
+	if again := claim(t, b.Store, "mail"); len(again) != 0 {
+		t.Fatal("told again")
+	}
+	wantState(t, b.Store, second, delivered)
+	settle(t, b.Store, store.Dead, second)
+	wantState(t, b.Store, second, delivered)
+	if a := storyOf(t, b.Store, second).Attempts; len(a) != 2 || a[1].EndedAt == nil || a[1].Outcome != pb.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DEAD {
+		t.Errorf("the attempts are %+v", a)
 	}
 }
