@@ -36,6 +36,8 @@ func (o *output) reset() {
 	empty(&o.attempts)
 	empty(&o.deliveries)
 	empty(&o.notifications)
+	clear(o.turnColumns.changedAt)
+	clear(o.notifyColumns.requestedAt)
 }
 
 // keptRows bounds what is kept for the next batch: one large refund must not hold its memory for ever.
