@@ -38,7 +38,8 @@ type Delivery struct {
 	LastError string
 	CreatedAt time.Time
 	SettledAt *time.Time
-	// ContentType and BodyBytes, the body's size, are those of the body that the first claim renders; empty and 0 before it.
+	// ContentType and BodyBytes, the body's size, are empty and 0 while there is no body: one that is not made with the entry is made by the
+	// first claim.
 	ContentType string
 	BodyBytes   int64
 	// Body is set in what Claim returns: the same bytes on every attempt. It is kept for as long as it may be sent.
@@ -48,8 +49,8 @@ type Delivery struct {
 	Template string
 	// HeldBy is the number of the lowest earlier entry of the entitlement that is not settled at this destination, 0 for none.
 	HeldBy int64
-	// Event is, in what Claim returns, what the claim has read: always the names of the entry, its kind, its operation's key and origin; all
-	// of it where the claim had to make the body.
+	// Event is, in what Claim returns, what the claim has read: always the names of the entry, its kind, and its operation's key, event and
+	// trace; all of it where the claim had to make the body.
 	Event *Event
 
 	// place is where the claim left the row.

@@ -36,8 +36,8 @@ SELECT d.ctid, d.tenant_id, d.entitlement_id, d.entry_number, d.state, CASE WHEN
  ORDER BY d.due_at LIMIT $2
    FOR NO KEY UPDATE OF d SKIP LOCKED`
 
-// unknownByKeySQL reads UNKNOWN deliveries of one destination, claimedMailsSQL and claimedEventsSQL what is claimed. Those that a claim may send are held back by none, so that it need not look;
-// and one of its destinations that sends no mails need not look who is to be told.
+// unknownByKeySQL reads UNKNOWN deliveries of one destination, claimedMailsSQL and claimedEventsSQL what is claimed. Those that a claim may
+// send are held back by none, so that it need not look; and one of its destinations that sends no mails need not look who is to be told.
 const (
 	unknownByKeySQL = `
 SELECT` + ownColumnsSQL + bodyColumnsSQL + notifyColumnsSQL + heldBySQL + `,` + eventColumnsSQL + `
