@@ -25,20 +25,50 @@ func (f *DeliveryFilter) list() []string {
 	return []string{"deliveries", f.TenantID, f.Destination, f.State.String()}
 }
 
-// The lists differ in the index that they walk: what waits for an operator has one of its own, all else is picked out of the
-// tenant's deliveries.
+// The lists differ in the index that they walk, in its order, and no further than for a page: what waits for an operator has one of its own,
+// all else is picked out of the tenant's deliveries, of the table that holds such. The view of both tables has no order to walk.
 const (
-	listDeliveriesSQL      = listDeliveriesHead + `($5::smallint = 0 OR state = $5)` + listDeliveriesTail
-	listStuckDeliveriesSQL = listDeliveriesHead + `tenant_id > '' AND stuck > 0 AND stuck = $5::smallint` + listDeliveriesTail
+	listDeliveriesSQL = listDeliveriesHead + `(` + listWaitingSQL + listConditionSQL + `)
+        UNION ALL
+        (` + listSettledSQL + listConditionSQL + `)` + listDeliveriesTail
+	listWaitingDeliveriesSQL = listDeliveriesHead + listWaitingSQL + listConditionSQL + listDeliveriesTail
+	listSettledDeliveriesSQL = listDeliveriesHead + listSettledSQL + listConditionSQL + listDeliveriesTail
+	listStuckDeliveriesSQL   = listDeliveriesHead + listWaitingSQL + ` AND tenant_id > '' AND stuck > 0 AND stuck = $5::smallint` + listPageSQL +
+		listDeliveriesTail
 
 	listDeliveriesHead = `
 SELECT` + deliveryColumnsSQL + `
-  FROM (SELECT * FROM all_deliveries WHERE tenant_id = $1 AND `
-	listDeliveriesTail = `
-           AND (entitlement_id, entry_number, destination) > ($2, $3, $4) AND ($6::text = '' OR destination = $6)
+  FROM (SELECT * FROM (
+        `
+	listWaitingSQL = `SELECT` + listColumnsSQL + ` due_at, leased_until, NULL::timestamptz AS settled_at, octet_length(body)::bigint AS body_bytes
+           FROM deliveries WHERE tenant_id = $1`
+	listSettledSQL = `SELECT` + listColumnsSQL + ` settled_at AS due_at, NULL::timestamptz AS leased_until, settled_at,
+                COALESCE(body_bytes, octet_length(body)) AS body_bytes
+           FROM settled_deliveries WHERE tenant_id = $1`
+	listColumnsSQL = ` tenant_id, entitlement_id, entry_number, destination, delivery_id, state, attempts, poison, lease, last_error, created_at,
+                content_type,`
+	listConditionSQL = ` AND ($5::smallint = 0 OR state = $5)` + listPageSQL
+	listPageSQL      = `
+            AND (entitlement_id, entry_number, destination) > ($2, $3, $4) AND ($6::text = '' OR destination = $6)
+          ORDER BY entitlement_id, entry_number, destination LIMIT $7`
+	listDeliveriesTail = `) AS u
          ORDER BY entitlement_id, entry_number, destination LIMIT $7) AS d` + deliveryJoins + `
  ORDER BY d.entitlement_id, d.entry_number, d.destination`
 )
+
+// listSQL is the one for the state, 0 for all.
+func listSQL(state entitlementv1.DeliveryState) string {
+	switch state {
+	case pendingState, sendingState:
+		return listWaitingDeliveriesSQL
+	case unknownState, deadState:
+		return listStuckDeliveriesSQL
+	case deliveredState, discardedState:
+		return listSettledDeliveriesSQL
+	default:
+		return listDeliveriesSQL
+	}
+}
 
 // Deliveries returns a page of a list, as they are now, in the order of granting and then of entries, and the token of the next page;
 // empty when there is none.
@@ -48,17 +78,15 @@ func (s *Store) Deliveries(ctx context.Context, f DeliveryFilter, page Page) ([]
 		return nil, "", err
 	}
 	entitlement, number, destination := readDeliveryPlace(place)
-	sql := listDeliveriesSQL
-	if f.State == unknownState || f.State == deadState {
-		sql = listStuckDeliveriesSQL
-	}
 	limit := page.limit()
-	rows, err := s.reads.Query(ctx, sql, f.TenantID, entitlement, number, destination, int16(f.State), f.Destination, limit+1)
-	if err != nil {
-		return nil, "", readFailure(err)
-	}
-	all, err := scanDeliveries(rows)
-	if err != nil {
+	var batch pgx.Batch
+	batch.Queue(inOrderSQL)
+	var all []*Delivery
+	batch.Queue(listSQL(f.State), f.TenantID, entitlement, number, destination, int16(f.State), f.Destination, limit+1).Query(func(rows pgx.Rows) (err error) {
+		all, err = scanDeliveries(rows)
+		return err
+	})
+	if err := pgx.BeginFunc(ctx, s.reads, func(tx pgx.Tx) error { return tx.SendBatch(ctx, &batch).Close() }); err != nil {
 		return nil, "", readFailure(err)
 	}
 	if len(all) <= limit {

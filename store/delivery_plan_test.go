@@ -2,11 +2,13 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/internal/pgdev/pgtest"
 )
 
@@ -90,6 +92,60 @@ UPDATE deliveries SET state = 2, leased_until = now() + interval '1 hour'
 	execAll(t, admin, `ANALYZE deliveries`)
 	t.Run("analyzed", check)
 	t.Run("backlog, analyzed", checkBacklog)
+}
+
+// With 40,000 deliveries of a tenant that wait, die and are settled, each page of their list was sorted out of all of them: a view of two
+// tables, one with a condition, has no order. A page must read no more than it shows.
+func TestPlans_ListReadsAPage(t *testing.T) {
+	url := pgtest.New(t)
+	admin := planSession(t, url, false)
+	execAll(t, admin, `
+INSERT INTO deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, due_at, created_at)
+SELECT 't', md5('e' || n)::uuid, 1, 'd', gen_random_uuid(), 1 + 4 * (n % 2), now(), now() FROM generate_series(1, 20000) n`, `
+INSERT INTO settled_deliveries (tenant_id, entitlement_id, entry_number, destination, delivery_id, state, created_at, settled_at)
+SELECT 't', md5('s' || n)::uuid, 1, 'd', gen_random_uuid(), 4, now(), now() FROM generate_series(1, 20000) n`)
+	const page = 51
+	check := func(t *testing.T) {
+		service := planSession(t, url, true)
+		for name, c := range map[string]struct {
+			state int16
+			read  int
+		}{
+			"all":     {0, 2 * page}, // of each table
+			"waiting": {int16(pendingState), 2*page + page},
+			"stuck":   {int16(deadState), page},
+			"settled": {int16(deliveredState), page},
+		} {
+			tx, err := service.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			var text string
+			for _, sql := range []string{inOrderSQL, fmt.Sprintf(`PREPARE %q AS %s`, name, listSQL(entitlementv1.DeliveryState(c.state)))} {
+				if _, err := tx.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+					t.Fatal(err)
+				}
+			}
+			execute := fmt.Sprintf(`EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE %q ('t', '80000000-0000-0000-0000-000000000000', 0, '', %d, '', %d)`, name, c.state, page)
+			if err := tx.QueryRow(t.Context(), execute, pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var plans []struct{ Plan readNode }
+			if err := json.Unmarshal([]byte(text), &plans); err != nil {
+				t.Fatal(err)
+			}
+			// Every other one of those that wait is dead, give or take.
+			if top := &plans[0].Plan; top.Rows != page || top.walked()+top.removed() > 2*c.read {
+				t.Errorf("%s: %v rows, %d walked, %d read in vain\n%s", name, top.Rows, top.walked(), top.removed(), text)
+			}
+		}
+	}
+	t.Run("grown", check)
+	execAll(t, admin, `ANALYZE`)
+	t.Run("analyzed", check)
 }
 
 // readNode is what EXPLAIN ANALYZE says of one step.

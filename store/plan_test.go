@@ -38,7 +38,8 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"lateEarlier": lateEarlierSQL, "lateLatest": lateLatestSQL, "lateSettled": lateSettledSQL,
 		"claimedMails": claimedMailsSQL, "claimedEvents": claimedEventsSQL, "release": releaseSQL, "keptTokens": keptTokensSQL, "recordSent": recordSentSQL,
 		"lockOrder": lockOrderSQL, "settledOrder": settledOrderSQL, "order": orderSQL, "settleOrder": settleOrderSQL, "keepAction": keepActionSQL, "entryThere": entryThereSQL, "actionsOf": actionsOfSQL,
-		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL, "delivery": deliverySQL,
+		"listDeliveries": listDeliveriesSQL, "listStuckDeliveries": listStuckDeliveriesSQL,
+		"listWaitingDeliveries": listWaitingDeliveriesSQL, "listSettledDeliveries": listSettledDeliveriesSQL, "delivery": deliverySQL,
 		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
 		"purgeDeliveries": purgeDeliveriesSQL,
 		"pause":           pauseSQL, "resume": resumeSQL, "lastPause": lastPauseSQL,
@@ -81,7 +82,8 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"lastPause destination_pauses_pkey":                     1,
 	}
 	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
-	for _, name := range []string{"unknownByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "delivery", "deliveriesOf"} {
+	for _, name := range []string{"unknownByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "listWaitingDeliveries", "listSettledDeliveries",
+		"delivery", "deliveriesOf"} {
 		prefix[name+" notifications_pkey"] = 3
 	}
 	check := func(t *testing.T, except ...string) {
