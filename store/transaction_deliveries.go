@@ -77,7 +77,7 @@ func (r *newDelivery) render(to *Destination, e *Entitlement, c *Command) {
 			Operation: Operation{TenantID: n.TenantID, IdempotencyKey: n.OperationKey, Kind: c.Kind, Origin: *r.origin},
 		},
 	})
-	if err == nil {
+	if err == nil && len(body) > 0 {
 		r.body, r.contentType = body, contentType
 	}
 }
