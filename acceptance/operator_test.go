@@ -116,7 +116,7 @@ func TestOperator_DiscardLetsTheNextGo(t *testing.T) {
 	if claimed := o.claim(t, crm); len(claimed) > 0 {
 		t.Fatal("the reversal overtook the grant")
 	}
-	if held := o.list(t, "t1", pending); len(held) != 1 || held[0].GetHeldByEntryNumber() != 1 {
+	if held := o.list(t, "t1", pending); len(held) != 1 || held[0].GetHeldByEntryNumber() != 1 || held[0].GetNextAttemptAt() != nil {
 		t.Errorf("what is held: %v", held)
 	}
 	wantOrdered(t, o.discard(t, d), newly, discarded)

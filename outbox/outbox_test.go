@@ -304,6 +304,10 @@ func TestOutbox_PoisonHoldsItsSuccessors(t *testing.T) {
 					if d.State != dead || !strings.Contains(d.LastError, "I cannot\uFFFD[31m do this") {
 						t.Errorf("the grant: %v, %q", d.State, d.LastError)
 					}
+					// All that it died of counts, and a refusal does not.
+					if want := map[string]int64{"errors": 5}[name]; d.Poison != want {
+						t.Errorf("%d failures count against the grant, want %d", d.Poison, want)
+					}
 				case 2:
 					if d.State != pending || d.Attempts != 0 || d.HeldBy != 1 {
 						t.Errorf("the reversal: %v after %d attempts, held by %d", d.State, d.Attempts, d.HeldBy)

@@ -54,7 +54,7 @@ func deliveryOut(d *store.Delivery) *entitlementv1.Delivery {
 		IdempotencyKey: entry.OperationKey, HeldByEntryNumber: d.HeldBy, Notify: notifyOut(d.Notify), Template: d.Template,
 		BodyBytes: d.BodyBytes, ContentType: d.ContentType,
 	}
-	if d.State == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING {
+	if d.State == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING && d.HeldBy == 0 {
 		out.NextAttemptAt = timestamppb.New(d.NextAttemptAt)
 	}
 	return out

@@ -23,7 +23,7 @@ type DeliveryResult struct {
 	RetryAfter time.Duration
 	// Pauses says that the destination asked not to be called any more: it is paused, until Resume.
 	Pauses bool
-	// CountsAsPoison says that a RetryAt counts against the limit.
+	// CountsAsPoison says that a failure counts against the limit, also the last one, which makes it DEAD.
 	CountsAsPoison bool
 	StatusCode     int
 	// Error is sanitised text; beyond 1 KiB it is cut off.
@@ -201,7 +201,7 @@ func (c *resultColumns) add(r *DeliveryResult) {
 	d := r.Delivery
 	after := resultStates[r.Outcome]
 	counts := int64(0)
-	if r.Outcome == RetryAt && r.CountsAsPoison {
+	if r.CountsAsPoison {
 		counts = 1
 	}
 	c.keys.addDelivery(d)

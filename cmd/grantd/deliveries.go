@@ -228,7 +228,7 @@ func (c *order) send(ctx context.Context, io stdio, send func(context.Context, e
 
 // observation is how often the operator saw a delivery attempted, which keeps a late repeat of an order from sending it once more.
 type observation struct {
-	ObservedAttempts int64 `help:"Do it only if there were no more attempts than these; 0: than there are now. To repeat a command that got no answer, give the number that it printed." default:"0" env:"GRANTD_DELIVERIES_OBSERVED_ATTEMPTS"`
+	ObservedAttempts int64 `help:"Do it only if there were just as many attempts; 0: as there are now. To repeat a command that got no answer, give the number that it printed." default:"0" env:"GRANTD_DELIVERIES_OBSERVED_ATTEMPTS"`
 }
 
 // look returns the number of attempts that an order names.

@@ -411,7 +411,7 @@ type Delivery struct {
 	// How many of them failed in a way that counts against the destination's limit. An outage of the whole destination does not
 	// count, and a redelivery begins at 0.
 	Poison int64 `protobuf:"varint,7,opt,name=poison,proto3" json:"poison,omitempty"`
-	// PENDING: when it is due, in database time. A delivery that an earlier entry holds back is due when that one is settled.
+	// PENDING: when it is due, in database time. Unset where an earlier entry holds it back: then it is due when that one is settled.
 	NextAttemptAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_attempt_at,json=nextAttemptAt,proto3" json:"next_attempt_at,omitempty"`
 	// SENDING: when the lease of the call ends, in database time.
 	LeaseUntil *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=lease_until,json=leaseUntil,proto3" json:"lease_until,omitempty"`

@@ -559,7 +559,7 @@ type RedeliverDeliveryRequest struct {
 	//	*RedeliverDeliveryRequest_DeliveryKey
 	//	*RedeliverDeliveryRequest_Reference
 	Name isRedeliverDeliveryRequest_Name `protobuf_oneof:"name"`
-	// How many attempts the operator saw. Not 0: the delivery is redelivered only if it has no more, so that a late repeat of this
+	// How many attempts the operator saw. Not 0: the delivery is redelivered only if it has just as many, so that a late repeat of this
 	// request never sends it once more after it has died again; such a repeat is ALREADY_APPLIED. 0: the state alone decides.
 	ObservedAttempts int64 `protobuf:"varint,5,opt,name=observed_attempts,json=observedAttempts,proto3" json:"observed_attempts,omitempty"`
 	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
@@ -1043,7 +1043,7 @@ type ResolveDeliveryRequest struct {
 	Name isResolveDeliveryRequest_Name `protobuf_oneof:"name"`
 	// What was found out. Required.
 	Resolution DeliveryResolution `protobuf:"varint,5,opt,name=resolution,proto3,enum=entitlement.v1.DeliveryResolution" json:"resolution,omitempty"`
-	// How many attempts the operator saw. Not 0: the delivery is resolved only if it has no more, so that a late repeat of SEND_AGAIN
+	// How many attempts the operator saw. Not 0: the delivery is resolved only if it has just as many, so that a late repeat of SEND_AGAIN
 	// never sends it once more after its fate has become unknown again; such a repeat is ALREADY_APPLIED. 0: the state alone decides.
 	ObservedAttempts int64 `protobuf:"varint,6,opt,name=observed_attempts,json=observedAttempts,proto3" json:"observed_attempts,omitempty"`
 	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
