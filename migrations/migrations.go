@@ -6,9 +6,11 @@ import (
 	"context"
 	"database/sql"
 	"embed"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -52,6 +54,9 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
 	results, err := provider.Up(ctx)
+	for try := 1; isRaced(err) && try < maxTries; try++ {
+		results, err = provider.Up(ctx)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
 	}
@@ -63,6 +68,17 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 		names = append(names, r.Source.Path)
 	}
 	return names, nil
+}
+
+// maxTries bounds how often a migration is run that others made fail.
+const maxTries = 10
+
+// isRaced says that a migration of another database of the cluster came between, which the migrations' lock does not keep away: roles and
+// memberships are the cluster's, and of two that grant the same one at once the second fails. What failed was rolled back.
+func isRaced(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) &&
+		(pg.Code == "23505" && pg.TableName == "pg_auth_members" || pg.Code == "XX000" && pg.Message == "tuple concurrently updated")
 }
 
 // ensure makes what is not there, outside of the migrations' lock. It tolerates another replica that makes it at the same moment: IF NOT
