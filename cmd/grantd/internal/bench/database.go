@@ -67,24 +67,36 @@ func serveDatabase(ctx context.Context, url string, o CompareOptions, environmen
 	if d.service, err = startService(ctx, o.Serve, d.url, environment...); err != nil {
 		return nil, err
 	}
-	for range o.Conns {
-		conn, err := grpc.NewClient("passthrough:///"+d.service.addr,
-			append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-		if err != nil {
-			d.close()
-			return nil, err
-		}
-		d.conns = append(d.conns, conn)
+	if d.conns, err = openConns(d.service.addr, o.Conns); err != nil {
+		d.close()
+		return nil, err
 	}
 	d.load = NewLoad(d.conns)
 	return d, nil
 }
 
 func (d *database) close() {
-	for _, conn := range d.conns {
+	closeConns(d.conns)
+	d.service.stop()
+}
+
+// openConns opens the connections of a server's callers.
+func openConns(addr string, count int) (conns []*grpc.ClientConn, err error) {
+	for range count {
+		conn, err := grpc.NewClient("passthrough:///"+addr, append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+		if err != nil {
+			closeConns(conns)
+			return nil, err
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
+}
+
+func closeConns(conns []*grpc.ClientConn) {
+	for _, conn := range conns {
 		conn.Close()
 	}
-	d.service.stop()
 }
 
 // execute runs statements one by one outside a transaction.

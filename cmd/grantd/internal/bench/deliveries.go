@@ -13,8 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grantd/grantd/internal/pgdev"
 )
@@ -207,11 +205,12 @@ func (b *deliveryBench) waiting(ctx context.Context, kind string) error {
 		return err
 	}
 	defer d.stop()
-	load, hangUp, err := b.call(d.service)
+	conns, err := openConns(d.service.addr, b.Conns)
 	if err != nil {
 		return err
 	}
-	defer hangUp()
+	defer closeConns(conns)
+	load := NewLoad(conns)
 	for _, callers := range comparedCallers {
 		if err := b.grants(ctx, d.service, load, waitsFor(kind), unary(callers)); err != nil {
 			return err
@@ -222,25 +221,6 @@ func (b *deliveryBench) waiting(ctx context.Context, kind string) error {
 	}
 	_, err = conn.Exec(ctx, resumeSQL, kind)
 	return err
-}
-
-// call opens the connections of a server's callers.
-func (b *deliveryBench) call(s *service) (_ *Load, hangUp func(), err error) {
-	var conns []*grpc.ClientConn
-	hangUp = func() {
-		for _, conn := range conns {
-			conn.Close()
-		}
-	}
-	for range b.Conns {
-		conn, err := grpc.NewClient("passthrough:///"+s.addr, append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-		if err != nil {
-			hangUp()
-			return nil, nil, err
-		}
-		conns = append(conns, conn)
-	}
-	return NewLoad(conns), hangUp, nil
 }
 
 // drain measures a server that finds a backlog.
@@ -285,11 +265,12 @@ func (b *deliveryBench) sustain(ctx context.Context, kind string) error {
 		return err
 	}
 	defer d.stop()
-	load, hangUp, err := b.call(d.service)
+	conns, err := openConns(d.service.addr, b.Conns)
 	if err != nil {
 		return err
 	}
-	defer hangUp()
+	defer closeConns(conns)
+	load := NewLoad(conns)
 	before := b.cpu(d.service)
 	result, err := load.Run(ctx, Point{Callers: sustainedCallers, Duration: b.Duration})
 	if err != nil {
