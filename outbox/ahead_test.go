@@ -122,16 +122,7 @@ func TestOutbox_StopsWhileTheDestinationIsDown(t *testing.T) {
 	})
 	hangs.Store(true)
 	<-hanging
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); r.stop() }()
-	waitFor(t, func() (string, bool) {
-		select {
-		case <-stopped:
-			return "", true
-		default:
-			return "the outbox goes on", false
-		}
-	})
+	r.awaitStop(t)
 }
 
 // The process is told to stop, and one call hangs for the whole of the grace. What comes of the others is recorded meanwhile: the last

@@ -37,22 +37,27 @@ func serveHoldUp(t *testing.T, database string) *holdUp {
 	u.Host, u.RawQuery = lis.Addr().String(), query.Encode()
 	p := &holdUp{url: u.String(), reached: make(chan struct{}), released: make(chan struct{})}
 	t.Cleanup(func() { lis.Close(); p.release() })
-	go func() {
-		for {
-			client, err := lis.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", target)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			go func() { io.Copy(server, client); server.Close() }()
-			go func() { p.replies(client, server); client.Close() }()
-		}
-	}()
+	go relay(lis, target, func(client, server net.Conn) {
+		go func() { io.Copy(server, client); server.Close() }()
+		go func() { p.replies(client, server); client.Close() }()
+	})
 	return p
+}
+
+// relay connects what comes to the target, until the listener is closed.
+func relay(lis net.Listener, target string, connect func(client, server net.Conn)) {
+	for {
+		client, err := lis.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", target)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		connect(client, server)
+	}
 }
 
 // at holds up the next connection on which the end of such a command is reported, until release.

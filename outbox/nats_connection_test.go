@@ -82,15 +82,7 @@ func TestNATS_ForgottenConnection(t *testing.T) {
 	b.stream(t, b.jetStream(t), nil)
 	proxy := serveDeaf(t, strings.TrimPrefix(b.url(), "nats://"))
 	kind := openKind(t, strings.Replace(natsDestination("nats://"+proxy.addr, ""), "timeout: 2s", "timeout: 300ms", 1), nil)
-	d := rendered(t, kind)
-	if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "delivered" {
-		t.Fatalf("got %+v", got)
-	}
-	proxy.fall()
-	waitFor(t, func() (string, bool) {
-		got := kind.Send(within(t, 10*time.Second), d)
-		return got.Reason, got.Verdict == "delivered"
-	})
+	proxy.deliversAfterTheFall(t, kind)
 }
 
 // The broker reads no more, and the buffers on the way are full. nats.go waits for a minute in its write, with a lock that all who publish
@@ -127,16 +119,7 @@ func TestNATS_StopWaitsForNoConnection(t *testing.T) {
 	r := b.start(func(c *outbox.Config) { c.Grace = time.Millisecond })
 	b.grant("acme", "INV-1", "team_access")
 	b.awaitState("products", sending, 1)
-	stopped := make(chan struct{})
-	go func() { defer close(stopped); r.stop() }()
-	waitFor(t, func() (string, bool) {
-		select {
-		case <-stopped:
-			return "", true
-		default:
-			return "the outbox goes on", false
-		}
-	})
+	r.awaitStop(t)
 }
 
 func TestNATS_LogIn(t *testing.T) {

@@ -177,6 +177,21 @@ func (b *bundle) exec(statement string, args ...any) {
 	}
 }
 
+// awaitStop stops the replica, which must end.
+func (r *replica) awaitStop(t *testing.T) {
+	t.Helper()
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); r.stop() }()
+	waitFor(t, func() (string, bool) {
+		select {
+		case <-stopped:
+			return "", true
+		default:
+			return "the outbox goes on", false
+		}
+	})
+}
+
 // awaitState waits until this many deliveries to the destination are in the state.
 func (b *bundle) awaitState(destination string, state entitlementv1.DeliveryState, count int) {
 	b.t.Helper()

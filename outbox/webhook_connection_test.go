@@ -21,6 +21,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/grantd/grantd/outbox"
 )
 
 // A receiver answers that it changes the protocol, which nobody asked for, and says no more. The connection is then the caller's, and no
@@ -65,41 +67,30 @@ func serveDeaf(t *testing.T, target string) *deaf {
 	lis := listenOn(t, "127.0.0.1:0")
 	t.Cleanup(func() { lis.Close() })
 	d := &deaf{addr: lis.Addr().String()}
-	go func() {
-		for {
-			client, err := lis.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", target)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			began := time.Now()
-			forward := func(to, from net.Conn) {
-				buffer := make([]byte, 1<<15)
-				for {
-					n, err := from.Read(buffer)
-					if err != nil {
-						client.Close()
-						server.Close()
-						return
-					}
-					d.mu.Lock()
-					lost := began.Before(d.since)
-					d.mu.Unlock()
-					if lost {
-						<-t.Context().Done()
-						continue
-					}
-					to.Write(buffer[:n])
+	go relay(lis, target, func(client, server net.Conn) {
+		began := time.Now()
+		forward := func(to, from net.Conn) {
+			buffer := make([]byte, 1<<15)
+			for {
+				n, err := from.Read(buffer)
+				if err != nil {
+					client.Close()
+					server.Close()
+					return
 				}
+				d.mu.Lock()
+				lost := began.Before(d.since)
+				d.mu.Unlock()
+				if lost {
+					<-t.Context().Done()
+					continue
+				}
+				to.Write(buffer[:n])
 			}
-			go forward(server, client)
-			go forward(client, server)
 		}
-	}()
+		go forward(server, client)
+		go forward(client, server)
+	})
 	return d
 }
 
@@ -107,6 +98,20 @@ func (d *deaf) fall() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.since = time.Now()
+}
+
+// deliversAfterTheFall has the kind deliver, forgets its connection, and waits until it delivers again.
+func (d *deaf) deliversAfterTheFall(t *testing.T, kind *outbox.Kind) {
+	t.Helper()
+	delivery := rendered(t, kind)
+	if got := kind.Send(within(t, 10*time.Second), delivery); got.Verdict != "delivered" {
+		t.Fatalf("got %+v", got)
+	}
+	d.fall()
+	waitFor(t, func() (string, bool) {
+		got := kind.Send(within(t, 10*time.Second), delivery)
+		return got.Reason, got.Verdict == "delivered"
+	})
 }
 
 // The network forgets an HTTP/2 connection without a word. Every attempt went into it, and timed out, until the kernel gave it up after a
@@ -122,15 +127,7 @@ func TestWebhook_ForgottenConnection(t *testing.T) {
 	proxy := serveDeaf(t, in.Listener.Addr().String())
 	r.URL = "https://" + proxy.addr
 	kind := webhook(t, r, "deduplicates: true\n  timeout: 300ms", "")
-	d := rendered(t, kind)
-	if got := kind.Send(within(t, 10*time.Second), d); got.Verdict != "delivered" {
-		t.Fatalf("got %+v", got)
-	}
-	proxy.fall()
-	waitFor(t, func() (string, bool) {
-		got := kind.Send(within(t, 10*time.Second), d)
-		return got.Reason, got.Verdict == "delivered"
-	})
+	proxy.deliversAfterTheFall(t, kind)
 }
 
 // A receiver closes a connection that was idle at the moment when the next event is sent on it. Nobody can tell whether it was read: where
