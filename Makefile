@@ -1,6 +1,6 @@
 # Every target is a step of .ci/run, which CI calls without make.
 
-.PHONY: all generate lint breaking test race soak fuzz bench bench-deliveries
+.PHONY: all generate lint breaking test race versions soak fuzz bench bench-deliveries
 
 all: ; @.ci/run
 
@@ -15,6 +15,9 @@ breaking: ; @.ci/run breaking
 test: ; @.ci/run test
 
 race: ; @.ci/run race
+
+# The tests on PostgreSQL 14, 16, 17 and 18, fetched with npm; VERSIONS names others.
+versions: ; @.ci/run versions
 
 # The tests at their full length (GRANTD_SOAK=1); RUN=regexp picks some.
 soak: ; @.ci/run soak
