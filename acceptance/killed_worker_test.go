@@ -136,6 +136,9 @@ func setupKilled(t testing.TB, deduplicates bool) *killed {
 	return k
 }
 
+// leased is the command tag of the statement that leases one delivery. Claims that find nothing have none.
+const leased = "UPDATE 1"
+
 // killStep is a moment in the life of one delivery. kill grants the entitlement and kills the worker just then.
 type killStep struct {
 	name string
@@ -147,13 +150,13 @@ type killStep struct {
 
 var killSteps = []killStep{
 	{"before the claim is committed", func(t *testing.T, k *killed) {
-		reached := k.proxy.on("UPDATE 1", holdBack)
+		reached := k.proxy.on(leased, holdBack)
 		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 		<-reached
 		k.p.kill()
 	}, 0, false},
 	{"between the claim and the call", func(t *testing.T, k *killed) {
-		reached := k.proxy.on("COMMIT", holdBack)
+		reached := k.proxy.onAfter(leased, "COMMIT", holdBack)
 		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 		<-reached
 		k.p.kill()
@@ -245,7 +248,7 @@ func TestKilledWorker_ClaimWithoutAnAnswerIsGivenBack(t *testing.T) {
 	t.Parallel()
 	for _, deduplicates := range []bool{true, false} {
 		k := setupKilled(t, deduplicates)
-		reached := k.proxy.on("COMMIT", breakOff)
+		reached := k.proxy.onAfter(leased, "COMMIT", breakOff)
 		k.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 		<-reached
 		d := k.wantState(t, delivered)

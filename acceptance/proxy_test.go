@@ -31,6 +31,7 @@ type postgresProxy struct {
 
 	mu    sync.Mutex
 	tag   string
+	after string
 	fault fault
 	// reached is closed when the reply arrived from PostgreSQL: what it reports has happened.
 	reached chan struct{}
@@ -89,10 +90,13 @@ func serveProxyTo(t testing.TB, database string) *postgresProxy {
 
 // on sets what happens to the next reply with this command tag, for example "COMMIT". It returns a channel that is closed when that
 // reply is there.
-func (p *postgresProxy) on(tag string, f fault) <-chan struct{} {
+func (p *postgresProxy) on(tag string, f fault) <-chan struct{} { return p.onAfter("", tag, f) }
+
+// onAfter passes over replies with this tag in transactions that had none with the tag after.
+func (p *postgresProxy) onAfter(after, tag string, f fault) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tag, p.fault, p.reached, p.held = tag, f, make(chan struct{}), make(chan struct{})
+	p.after, p.tag, p.fault, p.reached, p.held = after, tag, f, make(chan struct{}), make(chan struct{})
 	return p.reached
 }
 
@@ -106,11 +110,11 @@ func (p *postgresProxy) release() {
 	}
 }
 
-// meets says what happens to this reply, once.
-func (p *postgresProxy) meets(tag string) (fault, <-chan struct{}) {
+// meets says what happens to the last of a transaction's replies, once.
+func (p *postgresProxy) meets(tags []string) (fault, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.fault == passOn || tag != p.tag {
+	if p.fault == passOn || tags[len(tags)-1] != p.tag || p.after != "" && !slices.Contains(tags, p.after) {
 		return passOn, nil
 	}
 	f := p.fault
@@ -123,6 +127,7 @@ func (p *postgresProxy) meets(tag string) (fault, <-chan struct{}) {
 func (p *postgresProxy) replies(client, server net.Conn) {
 	in := bufio.NewReader(server)
 	var message []byte
+	var tags []string // of the transaction under way
 	for {
 		message = slices.Grow(message[:0], 5)[:5]
 		if _, err := io.ReadFull(in, message); err != nil {
@@ -134,7 +139,12 @@ func (p *postgresProxy) replies(client, server net.Conn) {
 			return
 		}
 		if message[0] == 'C' { // CommandComplete
-			switch f, held := p.meets(strings.TrimRight(string(message[5:]), "\x00")); f {
+			tag := strings.TrimRight(string(message[5:]), "\x00")
+			if tag == "BEGIN" {
+				tags = nil
+			}
+			tags = append(tags, tag)
+			switch f, held := p.meets(tags); f {
 			case breakOff:
 				return
 			case fallSilent:
