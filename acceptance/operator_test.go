@@ -2,6 +2,7 @@ package acceptance_test
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -219,7 +220,9 @@ func TestOperator_MalformedRequests(t *testing.T) {
 // A receiver answered 410. The list says so on every replica, and an operator ends the pause: once, with a name and a reason.
 func TestOperator_ResumeEndsThePause(t *testing.T) {
 	t.Parallel()
-	o := setupOperated(t, store.Destination{Name: crm, Deduplicates: true})
+	o := setupOperated(t, store.Destination{Name: crm, Deduplicates: true}, store.Destination{Name: mailbox})
+	o.want(t, newly, byNothing, grant("t1", "K0", "INV-0"))
+	o.end(t, o.claimOne(t, crm), store.Delivered, 204, "")
 	o.want(t, newly, byNothing, grant("t1", "K1", "INV-1"))
 	o.want(t, newly, byNothing, grant("t1", "K2", "INV-2"))
 	all := o.claim(t, crm)
@@ -228,7 +231,7 @@ func TestOperator_ResumeEndsThePause(t *testing.T) {
 	}); err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
-	status := func() *pb.DestinationStatus {
+	statusOf := func() *pb.DestinationStatus {
 		t.Helper()
 		// A tenant that has no delivery there sees it too: a destination is everybody's.
 		resp, err := o.operator.ListDeliveries(t.Context(), &pb.ListDeliveriesRequest{TenantId: "t2"})
@@ -242,12 +245,32 @@ func TestOperator_ResumeEndsThePause(t *testing.T) {
 		}
 		return nil
 	}
-	if s := status(); s.GetBreaker() != pb.BreakerState_BREAKER_STATE_PAUSED || s.GetPause().GetPauseNumber() != 1 || s.GetPause().GetPausedAt() == nil {
+	// wantPauses checks what the story of a grant has of pauses, each in so many words.
+	wantPauses := func(key string, want ...string) {
+		t.Helper()
+		found, err := o.GetOperation(t.Context(), &pb.GetOperationRequest{
+			TenantId: "t1", Name: &pb.GetOperationRequest_IdempotencyKey{IdempotencyKey: key}, View: full,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range found.GetPauses() {
+			got = append(got, fmt.Sprintf("%s %d ended %v by %s", p.GetDestination(), p.GetPauseNumber(), p.GetResumedAt() != nil, p.GetActor()))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("the story of %s has the pauses %q, want %q", key, got, want)
+		}
+	}
+	wantPauses("K0")
+	wantPauses("K2", "crm 1 ended false by ")
+	if s := statusOf(); s.GetBreaker() != pb.BreakerState_BREAKER_STATE_PAUSED || s.GetPause().GetPauseNumber() != 1 || s.GetPause().GetPausedAt() == nil {
 		t.Errorf("the list says %v", s)
 	}
 	if early := o.claim(t, crm); len(early) != 0 {
 		t.Errorf("%d deliveries of a paused destination are claimed", len(early))
 	}
+	o.want(t, newly, byNothing, grant("t1", "K3", "INV-3"))
 	resume := func(number int64, actor string) *pb.ResumeDestinationResponse {
 		t.Helper()
 		resp, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: crm, PauseNumber: number, Actor: actor, Reason: theReason})
@@ -265,13 +288,34 @@ func TestOperator_ResumeEndsThePause(t *testing.T) {
 	if got := resume(0, "somebody else"); got.GetOutcome() != already || got.GetPause().GetActor() != theActor {
 		t.Errorf("another operator is told %v", got)
 	}
-	if s := status(); s.GetPause() != nil {
+	if s := statusOf(); s.GetPause() != nil {
 		t.Errorf("afterwards the list says %v", s)
 	}
-	o.claimOne(t, crm)
-	_, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: "elsewhere", Actor: theActor, Reason: theReason})
-	wantCode(t, "a destination that was never paused", err, codes.NotFound)
-	_, err = o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: "CRM", PauseNumber: -1})
+	o.want(t, newly, byNothing, grant("t1", "K4", "INV-4"))
+	wantPauses("K0")
+	wantPauses("K1", "crm 1 ended true by "+theActor)
+	wantPauses("K3", "crm 1 ended true by "+theActor)
+	wantPauses("K4")
+	if again := o.claim(t, crm); len(again) != 3 {
+		t.Errorf("%d deliveries are claimed after the pause, want 3", len(again))
+	}
+	for _, test := range []struct {
+		destination string
+		pause       int64
+		want        string
+	}{
+		{"elsewhere", 0, "no such destination is known"}, {"elsewhere", 1, "no such destination is known"},
+		{crm, 2, "the destination never had a pause of that number"}, {mailbox, 0, "the destination was never paused"},
+	} {
+		_, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{
+			Destination: test.destination, PauseNumber: test.pause, Actor: theActor, Reason: theReason,
+		})
+		wantCode(t, test.destination, err, codes.NotFound)
+		if got := status.Convert(err).Message(); !strings.HasPrefix(got, test.want) {
+			t.Errorf("pause %d of %s: %q, want %q", test.pause, test.destination, got, test.want)
+		}
+	}
+	_, err := o.operator.ResumeDestination(t.Context(), &pb.ResumeDestinationRequest{Destination: "CRM", PauseNumber: -1})
 	wantViolations(t, "a resumption", err, "destination", "pause_number", "actor", "reason")
 }
 

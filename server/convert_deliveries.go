@@ -81,7 +81,7 @@ func deliveryStoryOut(s *store.DeliveryStory) *entitlementv1.DeliveryStory {
 
 func pauseOut(p *store.Pause) *entitlementv1.DestinationPause {
 	return &entitlementv1.DestinationPause{
-		PauseNumber: p.Number, PausedAt: timestamppb.New(p.PausedAt), ResumedAt: timeOut(p.ResumedAt),
+		Destination: p.Destination, PauseNumber: p.Number, PausedAt: timestamppb.New(p.PausedAt), ResumedAt: timeOut(p.ResumedAt),
 		Actor: p.Actor, Reason: p.Reason, Caller: p.Caller,
 	}
 }

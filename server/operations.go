@@ -61,6 +61,9 @@ func (s *EntitlementService) GetOperation(ctx context.Context, r *entitlementv1.
 	for i := range found.Notifications {
 		out.Notifications = append(out.Notifications, notificationOut(&found.Notifications[i]))
 	}
+	for i := range found.Pauses {
+		out.Pauses = append(out.Pauses, pauseOut(&found.Pauses[i]))
+	}
 	out.Truncated = found.Truncated
 	fitStory(out)
 	return out, nil
@@ -80,6 +83,7 @@ func fitStory(out *entitlementv1.GetOperationResponse) {
 			{sizeOf(out.Entries), func() { out.Entries = newerHalf(out.Entries) }},
 			{sizeOf(out.Deliveries), func() { out.Deliveries = newerHalf(out.Deliveries) }},
 			{sizeOf(out.Notifications), func() { out.Notifications = newerHalf(out.Notifications) }},
+			{sizeOf(out.Pauses), func() { out.Pauses = newerHalf(out.Pauses) }},
 		}
 		largest := 0
 		for i := range lists {

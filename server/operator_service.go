@@ -169,8 +169,14 @@ func (s *OperatorService) ResumeDestination(ctx context.Context, r *entitlementv
 	outcome, pause, err := s.store.Resume(ctx, store.ResumeOrder{
 		Destination: r.GetDestination(), PauseNumber: r.GetPauseNumber(), Actor: r.GetActor(), Reason: r.GetReason(), Caller: callerOf(ctx),
 	})
-	if errors.Is(err, store.ErrNotFound) {
-		return nil, status.Error(codes.NotFound, "there never was such a pause")
+	switch {
+	case errors.Is(err, store.ErrUnknownDestination):
+		return nil, status.Error(codes.NotFound, "no such destination is known: the file of the replica that answers has none, the database has no pause of it, "+
+			"and nothing waits for it")
+	case errors.Is(err, store.ErrNotFound) && r.GetPauseNumber() != 0:
+		return nil, status.Error(codes.NotFound, "the destination never had a pause of that number")
+	case errors.Is(err, store.ErrNotFound):
+		return nil, status.Error(codes.NotFound, "the destination was never paused")
 	}
 	if err != nil {
 		return nil, s.orderStatus(ctx, err, func(f *store.Failure) proto.Message {

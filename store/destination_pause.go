@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -46,16 +47,48 @@ const pausesSQL = `SELECT` + pauseColumnsSQL + ` FROM destination_pauses WHERE r
 
 // Pauses returns those that hold, by the names of their destinations, also of destinations that are configured no more.
 func (s *Store) Pauses(ctx context.Context) ([]Pause, error) {
-	rows, err := s.reads.Query(ctx, pausesSQL)
-	if err != nil {
-		return nil, readFailure(err)
+	rows, _ := s.reads.Query(ctx, pausesSQL)
+	return collectPauses(rows)
+}
+
+// pausesSinceSQL reads the latest pauses of some destinations that held at a time or after it.
+const pausesSinceSQL = `
+SELECT` + pauseColumnsSQL + `
+  FROM destination_pauses WHERE destination = ANY ($1) AND COALESCE(resumed_at > $2, true)
+ ORDER BY paused_at DESC, destination LIMIT $3`
+
+// pausesOf returns the latest pauses, oldest first and at most one more than an answer holds, that held while one of the deliveries was not settled.
+func (s *Store) pausesOf(ctx context.Context, deliveries []DeliveryStory) ([]Pause, error) {
+	if len(deliveries) == 0 {
+		return nil, nil
 	}
-	var all []Pause
-	var p Pause
-	if _, err := pgx.ForEachRow(rows, p.destinations(), func() error {
-		all = append(all, p)
-		return nil
-	}); err != nil {
+	var names []string
+	since := deliveries[0].Delivery.CreatedAt
+	for i := range deliveries {
+		d := deliveries[i].Delivery
+		names = append(names, d.Destination)
+		if d.CreatedAt.Before(since) {
+			since = d.CreatedAt
+		}
+	}
+	rows, _ := s.reads.Query(ctx, pausesSinceSQL, names, since, storyLimit+1)
+	all, err := collectPauses(rows)
+	all = slices.DeleteFunc(all, func(p Pause) bool {
+		return !slices.ContainsFunc(deliveries, func(d DeliveryStory) bool { return p.held(d.Delivery) })
+	})
+	slices.Reverse(all)
+	return all, err
+}
+
+// held says whether the pause held a delivery up, or would have.
+func (p *Pause) held(d *Delivery) bool {
+	return p.Destination == d.Destination && (p.ResumedAt == nil || p.ResumedAt.After(d.CreatedAt)) &&
+		(d.SettledAt == nil || p.PausedAt.Before(*d.SettledAt))
+}
+
+func collectPauses(rows pgx.Rows) ([]Pause, error) {
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Pause])
+	if err != nil {
 		return nil, readFailure(err)
 	}
 	return all, nil
@@ -81,8 +114,20 @@ const lastPauseSQL = `
 SELECT` + pauseColumnsSQL + `
   FROM destination_pauses WHERE destination = $1 AND $2::bigint IN (0, pause_number) ORDER BY pause_number DESC LIMIT 1`
 
+// ErrUnknownDestination says that nothing of a destination is known here. Another replica may have it in its file: the database has no list
+// of destinations, only what came to wait for them and their pauses.
+var ErrUnknownDestination = errors.New("unknown destination")
+
+// destinationKnownSQL says whether there was ever a pause of a destination, or anything waits for it. What was settled is under no index by
+// destination; the order keeps the planner to one that is.
+const destinationKnownSQL = `
+SELECT EXISTS (SELECT FROM destination_pauses WHERE destination = $1)
+    OR (SELECT due_at FROM deliveries WHERE destination = $1 AND stuck = 0 AND due_at > '-infinity' ORDER BY due_at LIMIT 1) IS NOT NULL
+    OR EXISTS (SELECT FROM deliveries WHERE destination = $1 AND destination > '' AND stuck > 0)`
+
 // Resume ends a pause: what waits for the destination is sent again, by every replica. The outcome is NEWLY_APPLIED, or ALREADY_APPLIED
-// where that pause was ended before, and the pause then tells by whom; ErrNotFound says that there never was such a pause.
+// where that pause was ended before, and the pause then tells by whom. ErrNotFound says that there never was such a pause,
+// ErrUnknownDestination that there is no trace of such a destination either.
 func (s *Store) Resume(ctx context.Context, o ResumeOrder) (entitlementv1.Outcome, *Pause, error) {
 	var outcome entitlementv1.Outcome
 	var p Pause
@@ -93,10 +138,13 @@ func (s *Store) Resume(ctx context.Context, o ResumeOrder) (entitlementv1.Outcom
 			outcome = entitlementv1.Outcome_OUTCOME_ALREADY_APPLIED
 			err = tx.QueryRow(ctx, lastPauseSQL, o.Destination, o.PauseNumber).Scan(p.destinations()...)
 		}
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = s.noPause(ctx, tx, o.Destination)
+		}
 		return err
 	})
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, nil, ErrNotFound
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrUnknownDestination) {
+		return 0, nil, err
 	}
 	if err != nil {
 		return 0, nil, readFailure(err)
@@ -105,4 +153,18 @@ func (s *Store) Resume(ctx context.Context, o ResumeOrder) (entitlementv1.Outcom
 		s.wake()
 	}
 	return outcome, &p, nil
+}
+
+// noPause is the error of a resumption that found no pause.
+func (s *Store) noPause(ctx context.Context, tx pgx.Tx, destination string) error {
+	known := s.destination(destination) != nil
+	if !known {
+		if err := tx.QueryRow(ctx, destinationKnownSQL, destination).Scan(&known); err != nil {
+			return err
+		}
+	}
+	if !known {
+		return ErrUnknownDestination
+	}
+	return ErrNotFound
 }

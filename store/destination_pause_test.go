@@ -90,10 +90,35 @@ func TestPause_HoldsForEverybodyUntilResumed(t *testing.T) {
 	wantResumed(t, b.Store, resumeOf("crm", 1, "ana"), already, 1, "ana")
 	wantPauses(t, b.Store, "crm 2")
 	wantResumed(t, b.Store, resumeOf("crm", 0, "bo"), newly, 2, "bo")
-	for _, o := range []store.ResumeOrder{resumeOf("crm", 3, "ana"), resumeOf("ledger", 0, "ana"), resumeOf("nobody", 0, "ana")} {
-		if _, _, err := b.Resume(t.Context(), o); !errors.Is(err, store.ErrNotFound) {
-			t.Errorf("%s %d: %v", o.Destination, o.PauseNumber, err)
+}
+
+// Whoever mistyped a name was told the same as who named a destination that was never paused. Replicas may have different files, and the
+// database has no list of destinations: what one of them has never heard of may still wait, or have waited, for another.
+func TestPause_OfAnUnknownDestination(t *testing.T) {
+	b := setup(t, to(crm, ledger))
+	other := open(t, b.url, to(store.Destination{Name: "sales"}))
+	want(t, b.Store, grant("t", "k1", "i1", "x"), newly)
+	settleAll(t, b.Store, gone(claimOne(t, b.Store, "crm")))
+	wantResumed(t, b.Store, resumeOf("crm", 0, "ana"), newly, 1, "ana")
+	for _, test := range []struct {
+		name  string
+		s     *store.Store
+		order store.ResumeOrder
+		want  error
+	}{
+		{"a pause that never was", b.Store, resumeOf("crm", 3, "ana"), store.ErrNotFound},
+		{"a pause that never was, at a replica without the destination", other, resumeOf("crm", 3, "ana"), store.ErrNotFound},
+		{"in the file", other, resumeOf("sales", 0, "ana"), store.ErrNotFound},
+		{"not in the file, and something waits", other, resumeOf("ledger", 0, "ana"), store.ErrNotFound},
+		{"neither in the file nor in the database", b.Store, resumeOf("sales", 0, "ana"), store.ErrUnknownDestination},
+	} {
+		if _, _, err := test.s.Resume(t.Context(), test.order); !errors.Is(err, test.want) {
+			t.Errorf("%s: %v, want %v", test.name, err, test.want)
 		}
+	}
+	settleAll(t, b.Store, store.DeliveryResult{Delivery: claimOne(t, b.Store, "ledger"), Outcome: store.Dead})
+	if _, _, err := other.Resume(t.Context(), resumeOf("ledger", 0, "ana")); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("a destination with a delivery that is dead: %v", err)
 	}
 }
 

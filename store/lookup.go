@@ -34,6 +34,8 @@ type Found struct {
 	// Deliveries and Notifications are those of the entries.
 	Deliveries    []DeliveryStory
 	Notifications []Notification
+	// Pauses are those that held while one of the deliveries was not settled.
+	Pauses []Pause
 	// Truncated says that one of these has more than an answer holds.
 	Truncated bool
 }
@@ -157,6 +159,10 @@ func (s *Store) readStory(ctx context.Context, l *Lookup, business BusinessKey, 
 		}
 		found.Truncated = found.Truncated || cut
 		found.Deliveries = latest(found.Deliveries, storyLimit, &found.Truncated)
+		if found.Pauses, err = s.pausesOf(ctx, found.Deliveries); err != nil {
+			return err
+		}
+		found.Pauses = latest(found.Pauses, storyLimit, &found.Truncated)
 		if found.Notifications, err = s.notificationsOf(ctx, l.TenantID, found.Entries); err != nil {
 			return err
 		}

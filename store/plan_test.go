@@ -42,7 +42,7 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"listWaitingDeliveries": listWaitingDeliveriesSQL, "listSettledDeliveries": listSettledDeliveriesSQL, "delivery": deliverySQL,
 		"deliveriesOf": deliveriesOfSQL, "deliveryAttemptsOf": deliveryAttemptsOfSQL, "notificationsOf": notificationsOfSQL,
 		"purgeDeliveries": purgeDeliveriesSQL,
-		"pause":           pauseSQL, "resume": resumeSQL, "lastPause": lastPauseSQL,
+		"pause":           pauseSQL, "resume": resumeSQL, "lastPause": lastPauseSQL, "destinationKnown": destinationKnownSQL, "pausesSince": pausesSinceSQL,
 	}
 	for _, sql := range transactionStatements {
 		if strings.HasPrefix(sql, "\n") && !slices.Contains(values(statements), sql) {
@@ -80,6 +80,10 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 		"pause destination_pauses_pkey":                         1,
 		"resume destination_pauses_pkey":                        1,
 		"lastPause destination_pauses_pkey":                     1,
+		"pausesSince destination_pauses_pkey":                   1,
+		"destinationKnown destination_pauses_pkey":              1,
+		"destinationKnown deliveries_due":                       1, // whether there is one
+		"destinationKnown deliveries_stuck_at":                  1,
 	}
 	// A delivery has one notification, which stands under its entry, and is looked for in the index by that.
 	for _, name := range []string{"unknownByKey", "claimedMails", "listDeliveries", "listStuckDeliveries", "listWaitingDeliveries", "listSettledDeliveries",

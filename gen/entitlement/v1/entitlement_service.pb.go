@@ -643,7 +643,10 @@ type GetOperationResponse struct {
 	Notifications []*Notification `protobuf:"bytes,13,rep,name=notifications,proto3" json:"notifications,omitempty"`
 	// FULL: something of these lists was left out, always the oldest: there is more than each may hold, or the whole would not have
 	// fit in the 4 MiB that clients accept.
-	Truncated     bool `protobuf:"varint,14,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	Truncated bool `protobuf:"varint,14,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// FULL: the pauses that held at one of these deliveries' destinations while the delivery was not settled, oldest first; at most the
+	// latest 500.
+	Pauses        []*DestinationPause `protobuf:"bytes,15,rep,name=pauses,proto3" json:"pauses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -774,6 +777,13 @@ func (x *GetOperationResponse) GetTruncated() bool {
 		return x.Truncated
 	}
 	return false
+}
+
+func (x *GetOperationResponse) GetPauses() []*DestinationPause {
+	if x != nil {
+		return x.Pauses
+	}
+	return nil
 }
 
 // GetEntitlementRequest names an entitlement by id or by effect.
@@ -2455,7 +2465,7 @@ var File_entitlement_v1_entitlement_service_proto protoreflect.FileDescriptor
 
 const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\n" +
-	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a\x1dentitlement/v1/delivery.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n" +
+	"(entitlement/v1/entitlement_service.proto\x12\x0eentitlement.v1\x1a\x1centitlement/v1/attempt.proto\x1a\x1dentitlement/v1/delivery.proto\x1a entitlement/v1/entitlement.proto\x1a\x1eentitlement/v1/operation.proto\x1a%entitlement/v1/operator_service.proto\x1a\x1centitlement/v1/outcome.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n" +
 	"\x17GrantEntitlementRequest\x12'\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tR\x0eidempotencyKey\x12+\n" +
 	"\x05grant\x18\x02 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x129\n" +
@@ -2485,7 +2495,7 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"\fbusiness_key\x18\x03 \x01(\v2\x1b.entitlement.v1.BusinessKeyH\x00R\vbusinessKey\x12+\n" +
 	"\x05grant\x18\x04 \x01(\v2\x15.entitlement.v1.GrantR\x05grant\x121\n" +
 	"\x04view\x18\x05 \x01(\x0e2\x1d.entitlement.v1.OperationViewR\x04viewB\x06\n" +
-	"\x04name\"\x96\x06\n" +
+	"\x04name\"\xd0\x06\n" +
 	"\x14GetOperationResponse\x121\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x17.entitlement.v1.OutcomeR\aoutcome\x128\n" +
 	"\n" +
@@ -2504,7 +2514,8 @@ const file_entitlement_v1_entitlement_service_proto_rawDesc = "" +
 	"deliveries\x18\f \x03(\v2\x1d.entitlement.v1.DeliveryStoryR\n" +
 	"deliveries\x12B\n" +
 	"\rnotifications\x18\r \x03(\v2\x1c.entitlement.v1.NotificationR\rnotifications\x12\x1c\n" +
-	"\ttruncated\x18\x0e \x01(\bR\ttruncated\"\xa7\x01\n" +
+	"\ttruncated\x18\x0e \x01(\bR\ttruncated\x128\n" +
+	"\x06pauses\x18\x0f \x03(\v2 .entitlement.v1.DestinationPauseR\x06pauses\"\xa7\x01\n" +
 	"\x15GetEntitlementRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12'\n" +
 	"\x0eentitlement_id\x18\x02 \x01(\tH\x00R\rentitlementId\x12@\n" +
@@ -2705,8 +2716,9 @@ var file_entitlement_v1_entitlement_service_proto_goTypes = []any{
 	(*Entry)(nil),                          // 38: entitlement.v1.Entry
 	(*DeliveryStory)(nil),                  // 39: entitlement.v1.DeliveryStory
 	(*Notification)(nil),                   // 40: entitlement.v1.Notification
-	(InvoiceState)(0),                      // 41: entitlement.v1.InvoiceState
-	(*timestamppb.Timestamp)(nil),          // 42: google.protobuf.Timestamp
+	(*DestinationPause)(nil),               // 41: entitlement.v1.DestinationPause
+	(InvoiceState)(0),                      // 42: entitlement.v1.InvoiceState
+	(*timestamppb.Timestamp)(nil),          // 43: google.protobuf.Timestamp
 }
 var file_entitlement_v1_entitlement_service_proto_depIdxs = []int32{
 	24, // 0: entitlement.v1.GrantEntitlementRequest.grant:type_name -> entitlement.v1.Grant
@@ -2737,74 +2749,75 @@ var file_entitlement_v1_entitlement_service_proto_depIdxs = []int32{
 	12, // 25: entitlement.v1.GetOperationResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
 	39, // 26: entitlement.v1.GetOperationResponse.deliveries:type_name -> entitlement.v1.DeliveryStory
 	40, // 27: entitlement.v1.GetOperationResponse.notifications:type_name -> entitlement.v1.Notification
-	35, // 28: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	30, // 29: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	41, // 30: entitlement.v1.RecordInvoiceStateRequest.state:type_name -> entitlement.v1.InvoiceState
-	26, // 31: entitlement.v1.RecordInvoiceStateRequest.notify:type_name -> entitlement.v1.Notify
-	27, // 32: entitlement.v1.RecordInvoiceStateResponse.outcome:type_name -> entitlement.v1.Outcome
-	28, // 33: entitlement.v1.RecordInvoiceStateResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	29, // 34: entitlement.v1.RecordInvoiceStateResponse.operation:type_name -> entitlement.v1.Operation
-	12, // 35: entitlement.v1.RecordInvoiceStateResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
-	31, // 36: entitlement.v1.RecordInvoiceStateResponse.conflict:type_name -> entitlement.v1.Conflict
-	32, // 37: entitlement.v1.RecordInvoiceStateResponse.rejection:type_name -> entitlement.v1.Rejection
-	33, // 38: entitlement.v1.RecordInvoiceStateResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	41, // 39: entitlement.v1.RecordInvoiceStateResponse.current_state:type_name -> entitlement.v1.InvoiceState
-	41, // 40: entitlement.v1.RecordedInvoice.state:type_name -> entitlement.v1.InvoiceState
-	30, // 41: entitlement.v1.RecordedInvoice.reversed:type_name -> entitlement.v1.Entitlement
-	35, // 42: entitlement.v1.ReverseEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	26, // 43: entitlement.v1.ReverseEntitlementRequest.notify:type_name -> entitlement.v1.Notify
-	27, // 44: entitlement.v1.ReverseEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	28, // 45: entitlement.v1.ReverseEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	29, // 46: entitlement.v1.ReverseEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	30, // 47: entitlement.v1.ReverseEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	31, // 48: entitlement.v1.ReverseEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	32, // 49: entitlement.v1.ReverseEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	33, // 50: entitlement.v1.ReverseEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	34, // 51: entitlement.v1.ReverseEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	35, // 52: entitlement.v1.ReinstateEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
-	26, // 53: entitlement.v1.ReinstateEntitlementRequest.notify:type_name -> entitlement.v1.Notify
-	27, // 54: entitlement.v1.ReinstateEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
-	28, // 55: entitlement.v1.ReinstateEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
-	29, // 56: entitlement.v1.ReinstateEntitlementResponse.operation:type_name -> entitlement.v1.Operation
-	30, // 57: entitlement.v1.ReinstateEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
-	31, // 58: entitlement.v1.ReinstateEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
-	32, // 59: entitlement.v1.ReinstateEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
-	33, // 60: entitlement.v1.ReinstateEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
-	34, // 61: entitlement.v1.ReinstateEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
-	34, // 62: entitlement.v1.ListEntitlementsRequest.state:type_name -> entitlement.v1.EntitlementState
-	30, // 63: entitlement.v1.ListEntitlementsResponse.entitlements:type_name -> entitlement.v1.Entitlement
-	42, // 64: entitlement.v1.CheckEntitlementRequest.at:type_name -> google.protobuf.Timestamp
-	30, // 65: entitlement.v1.CheckEntitlementResponse.entitlements:type_name -> entitlement.v1.Entitlement
-	1,  // 66: entitlement.v1.CheckEntitlementResponse.absence_reason:type_name -> entitlement.v1.AbsenceReason
-	42, // 67: entitlement.v1.CheckEntitlementResponse.at:type_name -> google.protobuf.Timestamp
-	23, // 68: entitlement.v1.ListOperationsResponse.operations:type_name -> entitlement.v1.ListedOperation
-	29, // 69: entitlement.v1.ListedOperation.operation:type_name -> entitlement.v1.Operation
-	36, // 70: entitlement.v1.ListedOperation.last_attempt:type_name -> entitlement.v1.Attempt
-	2,  // 71: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
-	4,  // 72: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
-	10, // 73: entitlement.v1.EntitlementService.RecordInvoiceState:input_type -> entitlement.v1.RecordInvoiceStateRequest
-	13, // 74: entitlement.v1.EntitlementService.ReverseEntitlement:input_type -> entitlement.v1.ReverseEntitlementRequest
-	15, // 75: entitlement.v1.EntitlementService.ReinstateEntitlement:input_type -> entitlement.v1.ReinstateEntitlementRequest
-	6,  // 76: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
-	8,  // 77: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
-	17, // 78: entitlement.v1.EntitlementService.ListEntitlements:input_type -> entitlement.v1.ListEntitlementsRequest
-	19, // 79: entitlement.v1.EntitlementService.CheckEntitlement:input_type -> entitlement.v1.CheckEntitlementRequest
-	21, // 80: entitlement.v1.EntitlementService.ListOperations:input_type -> entitlement.v1.ListOperationsRequest
-	3,  // 81: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
-	5,  // 82: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
-	11, // 83: entitlement.v1.EntitlementService.RecordInvoiceState:output_type -> entitlement.v1.RecordInvoiceStateResponse
-	14, // 84: entitlement.v1.EntitlementService.ReverseEntitlement:output_type -> entitlement.v1.ReverseEntitlementResponse
-	16, // 85: entitlement.v1.EntitlementService.ReinstateEntitlement:output_type -> entitlement.v1.ReinstateEntitlementResponse
-	7,  // 86: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
-	9,  // 87: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
-	18, // 88: entitlement.v1.EntitlementService.ListEntitlements:output_type -> entitlement.v1.ListEntitlementsResponse
-	20, // 89: entitlement.v1.EntitlementService.CheckEntitlement:output_type -> entitlement.v1.CheckEntitlementResponse
-	22, // 90: entitlement.v1.EntitlementService.ListOperations:output_type -> entitlement.v1.ListOperationsResponse
-	81, // [81:91] is the sub-list for method output_type
-	71, // [71:81] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	41, // 28: entitlement.v1.GetOperationResponse.pauses:type_name -> entitlement.v1.DestinationPause
+	35, // 29: entitlement.v1.GetEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	30, // 30: entitlement.v1.GetEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	42, // 31: entitlement.v1.RecordInvoiceStateRequest.state:type_name -> entitlement.v1.InvoiceState
+	26, // 32: entitlement.v1.RecordInvoiceStateRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 33: entitlement.v1.RecordInvoiceStateResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 34: entitlement.v1.RecordInvoiceStateResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 35: entitlement.v1.RecordInvoiceStateResponse.operation:type_name -> entitlement.v1.Operation
+	12, // 36: entitlement.v1.RecordInvoiceStateResponse.recorded:type_name -> entitlement.v1.RecordedInvoice
+	31, // 37: entitlement.v1.RecordInvoiceStateResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 38: entitlement.v1.RecordInvoiceStateResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 39: entitlement.v1.RecordInvoiceStateResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	42, // 40: entitlement.v1.RecordInvoiceStateResponse.current_state:type_name -> entitlement.v1.InvoiceState
+	42, // 41: entitlement.v1.RecordedInvoice.state:type_name -> entitlement.v1.InvoiceState
+	30, // 42: entitlement.v1.RecordedInvoice.reversed:type_name -> entitlement.v1.Entitlement
+	35, // 43: entitlement.v1.ReverseEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 44: entitlement.v1.ReverseEntitlementRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 45: entitlement.v1.ReverseEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 46: entitlement.v1.ReverseEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 47: entitlement.v1.ReverseEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 48: entitlement.v1.ReverseEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 49: entitlement.v1.ReverseEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 50: entitlement.v1.ReverseEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 51: entitlement.v1.ReverseEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	34, // 52: entitlement.v1.ReverseEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	35, // 53: entitlement.v1.ReinstateEntitlementRequest.business_key:type_name -> entitlement.v1.BusinessKey
+	26, // 54: entitlement.v1.ReinstateEntitlementRequest.notify:type_name -> entitlement.v1.Notify
+	27, // 55: entitlement.v1.ReinstateEntitlementResponse.outcome:type_name -> entitlement.v1.Outcome
+	28, // 56: entitlement.v1.ReinstateEntitlementResponse.matched_by:type_name -> entitlement.v1.MatchedBy
+	29, // 57: entitlement.v1.ReinstateEntitlementResponse.operation:type_name -> entitlement.v1.Operation
+	30, // 58: entitlement.v1.ReinstateEntitlementResponse.entitlement:type_name -> entitlement.v1.Entitlement
+	31, // 59: entitlement.v1.ReinstateEntitlementResponse.conflict:type_name -> entitlement.v1.Conflict
+	32, // 60: entitlement.v1.ReinstateEntitlementResponse.rejection:type_name -> entitlement.v1.Rejection
+	33, // 61: entitlement.v1.ReinstateEntitlementResponse.failure:type_name -> entitlement.v1.RetryableFailure
+	34, // 62: entitlement.v1.ReinstateEntitlementResponse.current_state:type_name -> entitlement.v1.EntitlementState
+	34, // 63: entitlement.v1.ListEntitlementsRequest.state:type_name -> entitlement.v1.EntitlementState
+	30, // 64: entitlement.v1.ListEntitlementsResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	43, // 65: entitlement.v1.CheckEntitlementRequest.at:type_name -> google.protobuf.Timestamp
+	30, // 66: entitlement.v1.CheckEntitlementResponse.entitlements:type_name -> entitlement.v1.Entitlement
+	1,  // 67: entitlement.v1.CheckEntitlementResponse.absence_reason:type_name -> entitlement.v1.AbsenceReason
+	43, // 68: entitlement.v1.CheckEntitlementResponse.at:type_name -> google.protobuf.Timestamp
+	23, // 69: entitlement.v1.ListOperationsResponse.operations:type_name -> entitlement.v1.ListedOperation
+	29, // 70: entitlement.v1.ListedOperation.operation:type_name -> entitlement.v1.Operation
+	36, // 71: entitlement.v1.ListedOperation.last_attempt:type_name -> entitlement.v1.Attempt
+	2,  // 72: entitlement.v1.EntitlementService.GrantEntitlement:input_type -> entitlement.v1.GrantEntitlementRequest
+	4,  // 73: entitlement.v1.EntitlementService.BatchGrantEntitlements:input_type -> entitlement.v1.BatchGrantEntitlementsRequest
+	10, // 74: entitlement.v1.EntitlementService.RecordInvoiceState:input_type -> entitlement.v1.RecordInvoiceStateRequest
+	13, // 75: entitlement.v1.EntitlementService.ReverseEntitlement:input_type -> entitlement.v1.ReverseEntitlementRequest
+	15, // 76: entitlement.v1.EntitlementService.ReinstateEntitlement:input_type -> entitlement.v1.ReinstateEntitlementRequest
+	6,  // 77: entitlement.v1.EntitlementService.GetOperation:input_type -> entitlement.v1.GetOperationRequest
+	8,  // 78: entitlement.v1.EntitlementService.GetEntitlement:input_type -> entitlement.v1.GetEntitlementRequest
+	17, // 79: entitlement.v1.EntitlementService.ListEntitlements:input_type -> entitlement.v1.ListEntitlementsRequest
+	19, // 80: entitlement.v1.EntitlementService.CheckEntitlement:input_type -> entitlement.v1.CheckEntitlementRequest
+	21, // 81: entitlement.v1.EntitlementService.ListOperations:input_type -> entitlement.v1.ListOperationsRequest
+	3,  // 82: entitlement.v1.EntitlementService.GrantEntitlement:output_type -> entitlement.v1.GrantEntitlementResponse
+	5,  // 83: entitlement.v1.EntitlementService.BatchGrantEntitlements:output_type -> entitlement.v1.BatchGrantEntitlementsResponse
+	11, // 84: entitlement.v1.EntitlementService.RecordInvoiceState:output_type -> entitlement.v1.RecordInvoiceStateResponse
+	14, // 85: entitlement.v1.EntitlementService.ReverseEntitlement:output_type -> entitlement.v1.ReverseEntitlementResponse
+	16, // 86: entitlement.v1.EntitlementService.ReinstateEntitlement:output_type -> entitlement.v1.ReinstateEntitlementResponse
+	7,  // 87: entitlement.v1.EntitlementService.GetOperation:output_type -> entitlement.v1.GetOperationResponse
+	9,  // 88: entitlement.v1.EntitlementService.GetEntitlement:output_type -> entitlement.v1.GetEntitlementResponse
+	18, // 89: entitlement.v1.EntitlementService.ListEntitlements:output_type -> entitlement.v1.ListEntitlementsResponse
+	20, // 90: entitlement.v1.EntitlementService.CheckEntitlement:output_type -> entitlement.v1.CheckEntitlementResponse
+	22, // 91: entitlement.v1.EntitlementService.ListOperations:output_type -> entitlement.v1.ListOperationsResponse
+	82, // [82:92] is the sub-list for method output_type
+	72, // [72:82] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_entitlement_v1_entitlement_service_proto_init() }
@@ -2816,6 +2829,7 @@ func file_entitlement_v1_entitlement_service_proto_init() {
 	file_entitlement_v1_delivery_proto_init()
 	file_entitlement_v1_entitlement_proto_init()
 	file_entitlement_v1_operation_proto_init()
+	file_entitlement_v1_operator_service_proto_init()
 	file_entitlement_v1_outcome_proto_init()
 	file_entitlement_v1_entitlement_service_proto_msgTypes[1].OneofWrappers = []any{
 		(*GrantEntitlementResponse_Entitlement)(nil),

@@ -310,7 +310,9 @@ type DestinationPause struct {
 	// Why.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Who called, from the client's certificate; empty without one.
-	Caller        string `protobuf:"bytes,6,opt,name=caller,proto3" json:"caller,omitempty"`
+	Caller string `protobuf:"bytes,6,opt,name=caller,proto3" json:"caller,omitempty"`
+	// The destination's name.
+	Destination   string `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -383,6 +385,13 @@ func (x *DestinationPause) GetReason() string {
 func (x *DestinationPause) GetCaller() string {
 	if x != nil {
 		return x.Caller
+	}
+	return ""
+}
+
+func (x *DestinationPause) GetDestination() string {
+	if x != nil {
+		return x.Destination
 	}
 	return ""
 }
@@ -1470,7 +1479,7 @@ const file_entitlement_v1_operator_service_proto_rawDesc = "" +
 	"\x11DestinationStatus\x12 \n" +
 	"\vdestination\x18\x01 \x01(\tR\vdestination\x126\n" +
 	"\abreaker\x18\x02 \x01(\x0e2\x1c.entitlement.v1.BreakerStateR\abreaker\x126\n" +
-	"\x05pause\x18\x03 \x01(\v2 .entitlement.v1.DestinationPauseR\x05pause\"\xef\x01\n" +
+	"\x05pause\x18\x03 \x01(\v2 .entitlement.v1.DestinationPauseR\x05pause\"\x91\x02\n" +
 	"\x10DestinationPause\x12!\n" +
 	"\fpause_number\x18\x01 \x01(\x03R\vpauseNumber\x127\n" +
 	"\tpaused_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bpausedAt\x129\n" +
@@ -1478,7 +1487,8 @@ const file_entitlement_v1_operator_service_proto_rawDesc = "" +
 	"resumed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tresumedAt\x12\x14\n" +
 	"\x05actor\x18\x04 \x01(\tR\x05actor\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06caller\x18\x06 \x01(\tR\x06caller\"\xc4\x01\n" +
+	"\x06caller\x18\x06 \x01(\tR\x06caller\x12 \n" +
+	"\vdestination\x18\a \x01(\tR\vdestination\"\xc4\x01\n" +
 	"\x12GetDeliveryRequest\x12\x1b\n" +
 	"\ttenant_id\x18\x01 \x01(\tR\btenantId\x12!\n" +
 	"\vdelivery_id\x18\x02 \x01(\tH\x00R\n" +

@@ -54,7 +54,8 @@ type OperatorServiceClient interface {
 	ResolveDelivery(ctx context.Context, in *ResolveDeliveryRequest, opts ...grpc.CallOption) (*ResolveDeliveryResponse, error)
 	// Ends the pause of a destination that asked not to be called any more: what waits for it is sent again, by every replica within
 	// seconds, one delivery first. Nothing else changes: the delivery that was refused stays DEAD until it is redelivered. NOT_FOUND where
-	// there never was such a pause. A repeat is ALREADY_APPLIED.
+	// there never was such a pause; its message says also where the replica that answers knows no such destination. A repeat is
+	// ALREADY_APPLIED.
 	ResumeDestination(ctx context.Context, in *ResumeDestinationRequest, opts ...grpc.CallOption) (*ResumeDestinationResponse, error)
 }
 
@@ -153,7 +154,8 @@ type OperatorServiceServer interface {
 	ResolveDelivery(context.Context, *ResolveDeliveryRequest) (*ResolveDeliveryResponse, error)
 	// Ends the pause of a destination that asked not to be called any more: what waits for it is sent again, by every replica within
 	// seconds, one delivery first. Nothing else changes: the delivery that was refused stays DEAD until it is redelivered. NOT_FOUND where
-	// there never was such a pause. A repeat is ALREADY_APPLIED.
+	// there never was such a pause; its message says also where the replica that answers knows no such destination. A repeat is
+	// ALREADY_APPLIED.
 	ResumeDestination(context.Context, *ResumeDestinationRequest) (*ResumeDestinationResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
