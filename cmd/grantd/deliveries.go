@@ -34,6 +34,10 @@ type operator struct {
 	Tenant          string `required:"" help:"The tenant." env:"GRANTD_DELIVERIES_TENANT"`
 }
 
+func (o *operator) followUps(io stdio) *followUps {
+	return &followUps{&o.Target, o.Tenant, io.operator}
+}
+
 // operatorService is how every command here reaches a server, and how it prints what that says.
 type operatorService struct {
 	Target  target        `embed:""`
@@ -56,9 +60,23 @@ func (o *operatorService) call(ctx context.Context, call func(context.Context, e
 // deliveriesListCmd is `grantd deliveries list`.
 type deliveriesListCmd struct {
 	operator    `embed:""`
-	Destination string `help:"Only to this destination." env:"GRANTD_DELIVERIES_DESTINATION"`
-	State       string `help:"Only in this state: pending, sending, unknown, delivered, dead or discarded." enum:",pending,sending,unknown,delivered,dead,discarded" default:"" env:"GRANTD_DELIVERIES_STATE"`
-	Limit       int    `help:"How many at most." default:"100" env:"GRANTD_DELIVERIES_LIMIT"`
+	Destination string        `help:"Only to this destination." env:"GRANTD_DELIVERIES_DESTINATION"`
+	State       deliveryState `help:"Only in this state: pending, sending, unknown, delivered, dead or discarded." env:"GRANTD_DELIVERIES_STATE"`
+	Limit       int           `help:"How many at most." default:"100" env:"GRANTD_DELIVERIES_LIMIT"`
+}
+
+// deliveryState is a state of the contract, which people may write in any case and without the enum's prefix. The zero value is every state.
+type deliveryState entitlementv1.DeliveryState
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *deliveryState) UnmarshalText(text []byte) error {
+	name := strings.TrimPrefix(strings.ToUpper(string(text)), statePrefix)
+	value, known := entitlementv1.DeliveryState_value[statePrefix+name]
+	if !known && name != "" {
+		return errors.New("must be one of pending, sending, unknown, delivered, dead, discarded")
+	}
+	*s = deliveryState(value)
+	return nil
 }
 
 // maxPageSize is the contract's.
@@ -68,10 +86,7 @@ func (c *deliveriesListCmd) run(ctx context.Context, io stdio) error {
 	if c.Limit < 1 {
 		return errors.New("--limit must be positive")
 	}
-	request := &entitlementv1.ListDeliveriesRequest{TenantId: c.Tenant, Destination: c.Destination}
-	if c.State != "" {
-		request.State = entitlementv1.DeliveryState(entitlementv1.DeliveryState_value["DELIVERY_STATE_"+strings.ToUpper(c.State)])
-	}
+	request := &entitlementv1.ListDeliveriesRequest{TenantId: c.Tenant, Destination: c.Destination, State: entitlementv1.DeliveryState(c.State)}
 	list := &entitlementv1.ListDeliveriesResponse{}
 	err := c.call(ctx, func(ctx context.Context, service entitlementv1.OperatorServiceClient) error {
 		statuses := make(map[string]bool)
@@ -100,7 +115,7 @@ func (c *deliveriesListCmd) run(ctx context.Context, io stdio) error {
 	if c.JSON {
 		return writeMessage(io.stdout, list)
 	}
-	return writeDeliveries(io.stdout, list)
+	return writeDeliveries(io, c.followUps(io), list)
 }
 
 // deliveryName names a delivery on the command line, in the form that tells which name it is.
@@ -158,7 +173,7 @@ func (c *deliveriesShowCmd) run(ctx context.Context, io stdio) error {
 	if c.JSON {
 		return writeMessage(io.stdout, found)
 	}
-	return writeStory(io.stdout, found.GetStory())
+	return writeStory(io, c.followUps(io), found.GetStory())
 }
 
 // order is what the commands that change a delivery have in common.
@@ -218,7 +233,7 @@ func (c *order) send(ctx context.Context, io stdio, send func(context.Context, e
 	if c.JSON {
 		err = writeMessage(io.stdout, answer)
 	} else if answer.GetDelivery() != nil {
-		err = writeOrder(io.stdout, answer)
+		err = writeOrder(io, answer)
 	}
 	if r := answer.GetRejection(); r != nil {
 		err = errors.Join(err, fmt.Errorf("%s: %s", plain(r.GetReason(), "REJECTION_REASON_"), r.GetMessage()))
@@ -352,7 +367,7 @@ func (c *deliveriesResumeCmd) run(ctx context.Context, io stdio) error {
 		return writeMessage(io.stdout, answer)
 	}
 	p := answer.GetPause()
-	return fields(io.stdout, "outcome", plain(answer.GetOutcome(), "OUTCOME_"), "destination", c.Destination,
+	return fields(io, "outcome", plain(answer.GetOutcome(), "OUTCOME_"), "destination", c.Destination,
 		"pause", fmt.Sprint(p.GetPauseNumber()), "paused", moment(p.GetPausedAt()), "resumed", moment(p.GetResumedAt()),
 		"actor", p.GetActor(), "caller", p.GetCaller(), "reason", p.GetReason())
 }

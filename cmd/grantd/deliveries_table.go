@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// terminalColumns is the width that every line fits into.
+	// terminalColumns is the width that every line fits into on a terminal. Elsewhere nothing is cut or broken.
 	terminalColumns = 100
 	// destinationColumns bounds a name in a table; `show` has it whole.
 	destinationColumns = 14
@@ -29,33 +29,48 @@ type table struct {
 	rows  [][]string
 }
 
-func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+func (t *table) add(cells ...string) {
+	for i := range cells {
+		cells[i] = visible(cells[i])
+	}
+	t.rows = append(t.rows, cells)
+}
 
-func (t *table) write(w io.Writer) error {
+func (t *table) write(io stdio) error {
 	width := make([]int, len(t.width))
 	for _, row := range t.rows {
 		for i := range width {
-			width[i] = min(t.width[i], max(width[i], len([]rune(row[i]))))
+			width[i] = max(width[i], len([]rune(row[i])))
+			if io.terminal {
+				width[i] = min(width[i], t.width[i])
+			}
 		}
 	}
 	for _, row := range t.rows {
 		var line strings.Builder
-		left := terminalColumns
+		left := io.columns()
 		for i, columns := range width {
 			fmt.Fprintf(&line, "%-*s  ", columns, cut(row[i], columns))
 			left -= columns + 2
 		}
 		line.WriteString(cut(row[len(width)], left))
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line.String(), " ")); err != nil {
+		if _, err := fmt.Fprintln(io.stdout, strings.TrimRight(line.String(), " ")); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// columns is how many a line may have.
+func (io stdio) columns() int {
+	if io.terminal {
+		return terminalColumns
+	}
+	return math.MaxInt
+}
+
 // cut shortens text to a number of characters.
 func cut(s string, columns int) string {
-	s = visible(s)
 	if r := []rune(s); len(r) > columns {
 		return string(r[:columns-1]) + "…"
 	}
@@ -67,7 +82,9 @@ func plain(value fmt.Stringer, prefix string) string {
 	return strings.TrimPrefix(value.String(), prefix)
 }
 
-func plainState(s entitlementv1.DeliveryState) string { return plain(s, "DELIVERY_STATE_") }
+const statePrefix = "DELIVERY_STATE_"
+
+func plainState(s entitlementv1.DeliveryState) string { return plain(s, statePrefix) }
 
 // moment is a time in UTC, or empty.
 func moment(t *timestamppb.Timestamp) string {
@@ -78,22 +95,22 @@ func moment(t *timestamppb.Timestamp) string {
 }
 
 // writeDeliveries prints a list, and then what the server makes of the destinations.
-func writeDeliveries(w io.Writer, list *entitlementv1.ListDeliveriesResponse) error {
+func writeDeliveries(io stdio, next *followUps, list *entitlementv1.ListDeliveriesResponse) error {
 	t := &table{width: []int{uuidCharacters, destinationColumns, len("DISCARDED"), len("REINSTATED 12345"), len("TRIES")}}
 	t.add("DELIVERY", "DESTINATION", "STATE", "ENTRY", "TRIES", "NOTE")
 	for _, d := range list.GetDeliveries() {
 		t.add(d.GetDeliveryId(), d.GetDestination(), plainState(d.GetState()), entryOf(d), fmt.Sprint(d.GetAttempts()), noteOn(d))
 	}
-	if err := t.write(w); err != nil {
+	if err := t.write(io); err != nil {
 		return err
 	}
 	if list.GetNextPageToken() != "" {
-		fmt.Fprintln(w, "There are more: raise --limit, or choose with --state and --destination.")
+		fmt.Fprintln(io.stdout, "There are more: raise --limit, or choose with --state and --destination.")
 	}
 	if len(list.GetDestinations()) == 0 {
 		return nil
 	}
-	fmt.Fprintln(w)
+	fmt.Fprintln(io.stdout)
 	t = &table{width: []int{terminalColumns - 2 - len("HALF_OPEN")}}
 	t.add("DESTINATION", "BREAKER")
 	for _, s := range list.GetDestinations() {
@@ -103,13 +120,14 @@ func writeDeliveries(w io.Writer, list *entitlementv1.ListDeliveriesResponse) er
 		}
 		t.add(s.GetDestination(), breaker)
 	}
-	if err := t.write(w); err != nil {
+	if err := t.write(io); err != nil {
 		return err
 	}
 	for _, s := range list.GetDestinations() {
 		if p := s.GetPause(); p != nil {
-			if _, err := fmt.Fprintf(w, "\nPaused since %s, after 410 Gone. To call it again, with a --reason:\ngrantd deliveries resume %s --pause %d\n",
-				moment(p.GetPausedAt()), s.GetDestination(), p.GetPauseNumber()); err != nil {
+			command := next.resume(s.GetDestination(), flag("pause", fmt.Sprint(p.GetPauseNumber())))
+			if _, err := fmt.Fprintf(io.stdout, "\nPaused since %s because %s. Resume with\n%s\n", moment(p.GetPausedAt()), gone,
+				strings.Join(commandLines(command, io.columns()), "\n")); err != nil {
 				return err
 			}
 		}
@@ -137,14 +155,14 @@ func noteOn(d *entitlementv1.Delivery) string {
 }
 
 // fields prints names and values, each value broken into lines that fit. Empty values are left out.
-func fields(w io.Writer, pairs ...string) error {
+func fields(io stdio, pairs ...string) error {
 	const nameColumns = 16
 	for i := 0; i < len(pairs); i += 2 {
 		name := pairs[i]
 		for value := []rune(visible(pairs[i+1])); len(value) > 0; name = "" {
-			line := value[:min(len(value), terminalColumns-nameColumns)]
+			line := value[:min(len(value), io.columns()-nameColumns)]
 			value = value[len(line):]
-			if _, err := fmt.Fprintf(w, "%-*s%s\n", nameColumns, name, string(line)); err != nil {
+			if _, err := fmt.Fprintf(io.stdout, "%-*s%s\n", nameColumns, name, string(line)); err != nil {
 				return err
 			}
 		}
@@ -153,38 +171,43 @@ func fields(w io.Writer, pairs ...string) error {
 }
 
 // writeStory prints a delivery, its attempts and the operators' actions.
-func writeStory(w io.Writer, s *entitlementv1.DeliveryStory) error {
+func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory) error {
 	d := s.GetDelivery()
-	if err := writeDelivery(w, d); err != nil {
+	if err := writeDelivery(io, d); err != nil {
 		return err
 	}
 	if len(s.GetAttempts()) > 0 {
-		fmt.Fprintln(w)
-		t := &table{width: []int{len("ATTEMPT"), len("2006-01-02 15:04:05Z"), len("100000ms"), len("DELIVERED"), len("STATUS")}}
+		fmt.Fprintln(io.stdout)
+		t := &table{width: []int{len("ATTEMPT"), len("2006-01-02 15:04:05Z"), len("9999 ms"), len("DELIVERED"), len("STATUS")}}
 		t.add("ATTEMPT", "STARTED", "TOOK", "OUTCOME", "STATUS", "WORKER; ERROR OR NOTE")
 		for _, a := range s.GetAttempts() {
 			outcome, took, code := plain(a.GetOutcome(), "DELIVERY_ATTEMPT_OUTCOME_"), "", ""
 			if a.GetEndedAt() == nil {
 				outcome = "-"
 			} else {
-				took = a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()).Round(time.Millisecond).String()
+				took = length(a.GetEndedAt().AsTime().Sub(a.GetStartedAt().AsTime()))
 			}
 			if a.GetStatusCode() != 0 {
 				code = fmt.Sprint(a.GetStatusCode())
 			}
 			t.add(fmt.Sprint(a.GetAttemptNumber()), moment(a.GetStartedAt()), took, outcome, code, joined(a.GetWorker(), a.GetError(), a.GetNote()))
 		}
-		if err := t.write(w); err != nil {
+		if err := t.write(io); err != nil {
 			return err
 		}
 	}
 	for _, a := range s.GetActions() {
-		fmt.Fprintln(w)
-		if err := fields(w,
+		fmt.Fprintln(io.stdout)
+		if err := fields(io,
 			"operator", fmt.Sprintf("%s: %s to %s after %s", plain(a.GetKind(), "OPERATOR_ACTION_KIND_"),
 				plainState(a.GetFromState()), plainState(a.GetToState()), times(a.GetAttempts())),
 			"actor", a.GetActor(), "caller", a.GetCaller(), "at", moment(a.GetAt()), "reason", a.GetReason(),
 		); err != nil {
+			return err
+		}
+	}
+	for _, w := range waysOn(next, d, nil) {
+		if _, err := fmt.Fprintf(io.stdout, "\n%s\n%s\n", w.why, strings.Join(commandLines(w.command, io.columns()), "\n")); err != nil {
 			return err
 		}
 	}
@@ -201,7 +224,7 @@ func joined(parts ...string) string {
 	return strings.Join(full, "; ")
 }
 
-func writeDelivery(w io.Writer, d *entitlementv1.Delivery) error {
+func writeDelivery(io stdio, d *entitlementv1.Delivery) error {
 	held, body, told := "", "", ""
 	if n := d.GetHeldByEntryNumber(); n != 0 {
 		held = fmt.Sprintf("entry %d, which is not settled", n)
@@ -213,7 +236,7 @@ func writeDelivery(w io.Writer, d *entitlementv1.Delivery) error {
 		told = fmt.Sprintf("%s, %s, template %s", n.GetRecipient(), n.GetLocale(), d.GetTemplate())
 	}
 	b := d.GetBusinessKey()
-	return fields(w,
+	return fields(io,
 		"delivery", d.GetDeliveryId(), "key", d.GetDeliveryKey(), "destination", d.GetDestination(), "state", plainState(d.GetState()),
 		"attempts", fmt.Sprintf("%d, %d counted against the limit", d.GetAttempts(), d.GetPoison()),
 		"due", moment(d.GetNextAttemptAt()), "lease until", moment(d.GetLeaseUntil()), "held by", held, "last error", d.GetLastError(),
@@ -224,9 +247,9 @@ func writeDelivery(w io.Writer, d *entitlementv1.Delivery) error {
 }
 
 // writeOrder prints what became of an order.
-func writeOrder(w io.Writer, a answered) error {
+func writeOrder(io stdio, a answered) error {
 	d := a.GetDelivery()
-	return fields(w, "outcome", plain(a.GetOutcome(), "OUTCOME_"), "delivery", d.GetDeliveryId(), "destination", d.GetDestination(),
+	return fields(io, "outcome", plain(a.GetOutcome(), "OUTCOME_"), "delivery", d.GetDeliveryId(), "destination", d.GetDestination(),
 		"state", plainState(d.GetState()))
 }
 

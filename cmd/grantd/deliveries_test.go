@@ -39,8 +39,8 @@ func stuckDelivery() *entitlementv1.Delivery {
 type operators struct {
 	entitlementv1.UnimplementedOperatorServiceServer
 	asked []proto.Message
-	// removed says that the delivery is there no more.
-	removed bool
+	// removed says that the delivery is there no more, terminal that people read what is printed.
+	removed, terminal bool
 }
 
 func (o *operators) ListDeliveries(_ context.Context, r *entitlementv1.ListDeliveriesRequest) (*entitlementv1.ListDeliveriesResponse, error) {
@@ -121,7 +121,8 @@ func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err
 	}
 	args = append(first, args[1:]...)
 	var out, errOut bytes.Buffer
-	err = run(t.Context(), args, []string{"USER=ana"}, &out, &errOut)
+	env := []string{"USER=ana"}
+	err = runOn(t.Context(), args, env, stdio{stdout: &out, stderr: &errOut, terminal: o.terminal, operator: operatorOf(env)})
 	return out.String(), err
 }
 
@@ -136,7 +137,7 @@ func wantFits(t *testing.T, text string) {
 }
 
 func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
-	var o operators
+	o := operators{terminal: true}
 	for _, args := range [][]string{{"list", "--limit", "3"}, {"show", theDelivery}, {"discard", theDelivery, "--reason", "r"}} {
 		out, err := o.deliveries(t, args...)
 		if err != nil {
@@ -147,7 +148,7 @@ func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
 			t.Errorf("%v prints %s", args, out)
 		}
 	}
-	out, err := o.deliveries(t, "list", "--limit", "3", "--state", "dead", "--destination", "crm")
+	out, err := o.deliveries(t, "list", "--limit", "3", "--state", "DELIVERY_STATE_DEAD", "--destination", "crm")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,12 +164,72 @@ func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
 	}
 }
 
+// What reads a pipe looks for the whole error, the whole name, and each on one line.
+func TestDeliveries_NothingIsCutElsewhere(t *testing.T) {
+	var o operators
+	d := stuckDelivery()
+	for kind, want := range map[string][]string{
+		"list": {d.GetDestination() + "  DEAD", "REINSTATED 12345  3      " + d.GetLastError() + "\n", "grantd deliveries resume " + d.GetDestination() + " --pause=12"},
+		"show": {d.GetLastError() + "\n", "host/1; " + strings.Repeat("x", 1024) + "\n", strings.Repeat("r", 500) + "\n", "grantd deliveries redeliver " + theDelivery + " --tenant=acme --observed-attempts=3"},
+	} {
+		args := []string{kind}
+		if kind == "show" {
+			args = append(args, theDelivery)
+		}
+		out, err := o.deliveries(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, whole := range want {
+			if !strings.Contains(out, whole) {
+				t.Errorf("%s lacks %q:\n%s", kind, whole, out)
+			}
+		}
+	}
+}
+
+func TestDeliveries_StatesInAnyForm(t *testing.T) {
+	for text, want := range map[string]entitlementv1.DeliveryState{
+		"dead": 5, "DEAD": 5, "Dead": 5, "DELIVERY_STATE_DEAD": 5, "delivery_state_dead": 5, "pending": 1, "SENDING": 2, "Unknown": 3, "delivered": 4, "discarded": 6,
+		"": 0, "DELIVERY_STATE_UNSPECIFIED": 0,
+	} {
+		var o operators
+		if _, err := o.deliveries(t, "list", "--limit", "1", "--state", text); err != nil {
+			t.Fatal(err)
+		}
+		if got := o.asked[0].(*entitlementv1.ListDeliveriesRequest).GetState(); got != want {
+			t.Errorf("%q is %v, want %v", text, got, want)
+		}
+	}
+}
+
+// Both commands tell of one attempt: one rounded how long it took, the other did not.
+func TestDeliveries_AttemptsTakeAsLongAsInExplain(t *testing.T) {
+	at := time.Unix(1767323045, 0)
+	told := &entitlementv1.DeliveryStory{Delivery: stuckDelivery(), Attempts: []*entitlementv1.DeliveryAttempt{{
+		AttemptNumber: 1, StartedAt: timestamppb.New(at), EndedAt: timestamppb.New(at.Add(1999900 * time.Microsecond)),
+	}}}
+	var shown, explained bytes.Buffer
+	if err := writeStory(stdio{stdout: &shown}, acmeNext, told); err != nil {
+		t.Fatal(err)
+	}
+	s := story{key: theKey, found: &entitlementv1.GetOperationResponse{
+		Operation: &entitlementv1.Operation{IdempotencyKey: theKey}, Deliveries: []*entitlementv1.DeliveryStory{told},
+	}}
+	if err := writeStories(&explained, &explainCmd{Tenant: "acme"}, acmeNext, []story{s}, false); err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, shown.String(), "Z 1999 ms UNSPECIFIED")
+	wantAll(t, explained.String(), "took 1999 ms")
+}
+
 // A destination is every tenant's, so that its pause is ended without naming one. The list has the command.
 func TestDeliveries_Resume(t *testing.T) {
-	var o operators
+	o := operators{terminal: true}
 	out, err := o.deliveries(t, "list")
 	name := strings.Repeat("d", 63)
-	if err != nil || !strings.Contains(out, "Paused since 2026-01-02 03:04:05Z") || !strings.Contains(out, "grantd deliveries resume "+name+" --pause 12\n") {
+	if err != nil || !strings.Contains(out, "Paused since 2026-01-02 03:04:05Z because it answered 410 Gone") ||
+		!strings.Contains(out, "grantd deliveries resume "+name+" \\\n  --pause=12 --addr=127.0.0.1:") {
 		t.Errorf("the list: %v\n%s", err, out)
 	}
 	out, err = o.deliveries(t, "resume", name, "--pause", "12", "--reason", "CASE-1")
@@ -260,7 +321,7 @@ func TestDeliveries_RejectionsAndMistakesAreErrors(t *testing.T) {
 		"no actor":     {[]string{"discard", theDelivery, "--reason", "r", "--actor", ""}, "--actor is required"},
 		"no finding":   {[]string{"resolve", theDelivery, "--reason", "r"}, "missing flags: --as"},
 		"no limit":     {[]string{"list", "--limit", "0"}, "--limit must be positive"},
-		"no state":     {[]string{"list", "--state", "lost"}, "--state must be one of"},
+		"no state":     {[]string{"list", "--state", "lost"}, "--state: must be one of"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := operators{removed: true}

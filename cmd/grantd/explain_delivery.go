@@ -9,7 +9,7 @@ import (
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
 
-func (s *story) addDelivery(d *entitlementv1.DeliveryStory, add func(at *timestamppb.Timestamp, what string, details ...string)) {
+func (s *story) addDelivery(d *entitlementv1.DeliveryStory, next *followUps, add func(at *timestamppb.Timestamp, what string, details ...string) *happening) {
 	v := d.GetDelivery()
 	entry := s.entry(v.GetEntitlementId(), v.GetEntryNumber())
 	now := "now " + plainState(v.GetState())
@@ -23,7 +23,8 @@ func (s *story) addDelivery(d *entitlementv1.DeliveryStory, add func(at *timesta
 	case v.GetLeaseUntil() != nil:
 		now += ", lease until " + stored(v.GetLeaseUntil())
 	}
-	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey()), wayOn(v))
+	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey())).
+		waysOn = waysOn(next, v, s.found.GetPauses())
 	to := "to " + v.GetDestination()
 	for _, run := range retried(d) {
 		first, a := run[0], run[len(run)-1]
@@ -49,15 +50,40 @@ func (s *story) addDelivery(d *entitlementv1.DeliveryStory, add func(at *timesta
 	}
 }
 
-// wayOn names the command that goes on with a delivery that waits for an operator.
-func wayOn(d *entitlementv1.Delivery) string {
-	switch d.GetState() {
-	case entitlementv1.DeliveryState_DELIVERY_STATE_UNKNOWN:
-		return "see grantd deliveries resolve " + d.GetDeliveryId()
-	case entitlementv1.DeliveryState_DELIVERY_STATE_DEAD:
-		return "see grantd deliveries redeliver " + d.GetDeliveryId()
+// gone is why a destination is paused, ever.
+const gone = "it answered 410 Gone"
+
+// wayOn is what a delivery waits for a person to do, and the command that does it.
+type wayOn struct {
+	why     string
+	command []string
+}
+
+// waysOn are in the order in which they are gone. What an earlier entry holds back waits for that one alone.
+func waysOn(next *followUps, d *entitlementv1.Delivery, pauses []*entitlementv1.DestinationPause) (all []wayOn) {
+	state := d.GetState()
+	if d.GetSettledAt() != nil || d.GetHeldByEntryNumber() != 0 {
+		return nil
 	}
-	return ""
+	for _, p := range pauses {
+		if p.GetDestination() == d.GetDestination() && p.GetResumedAt() == nil {
+			why := fmt.Sprintf("destination %s is paused since %s because %s; resume with", d.GetDestination(), stored(p.GetPausedAt()), gone)
+			if state == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING {
+				why = "waits: " + why
+			}
+			all = append(all, wayOn{why, next.resume(d.GetDestination(), flag("pause", fmt.Sprint(p.GetPauseNumber())))})
+		}
+	}
+	observed := flag("observed-attempts", fmt.Sprint(d.GetAttempts()))
+	switch state {
+	case entitlementv1.DeliveryState_DELIVERY_STATE_UNKNOWN:
+		all = append(all, wayOn{"waits for an operator: ask the receiver whether it has the key, then say delivered or send-again with",
+			next.order("resolve", d.GetDeliveryId(), "--as=FINDING", observed)})
+	case entitlementv1.DeliveryState_DELIVERY_STATE_DEAD:
+		all = append(all, wayOn{"waits for an operator: repair the receiver, then send it again with",
+			next.order("redeliver", d.GetDeliveryId(), observed)})
+	}
+	return all
 }
 
 // retried groups a delivery's attempts: retries that failed alike, one after the other and with no operator's order in between, are one.

@@ -26,13 +26,15 @@ type happening struct {
 	at      time.Time
 	what    string
 	details []string
+	waysOn  []wayOn
 }
 
 // happenings are in the order of time. What one commit did has one time, and stands in the order of cause and effect.
-func (s *story) happenings() []happening {
+func (s *story) happenings(next *followUps) []happening {
 	var all []happening
-	add := func(at *timestamppb.Timestamp, what string, details ...string) {
-		all = append(all, happening{at.AsTime(), what, slices.DeleteFunc(details, func(d string) bool { return d == "" })})
+	add := func(at *timestamppb.Timestamp, what string, details ...string) *happening {
+		all = append(all, happening{at: at.AsTime(), what: what, details: slices.DeleteFunc(details, func(d string) bool { return d == "" })})
+		return &all[len(all)-1]
 	}
 	f := s.found
 	if op := f.GetOperation(); op != nil && !slices.ContainsFunc(f.GetAttempts(), func(a *entitlementv1.Attempt) bool {
@@ -73,7 +75,14 @@ func (s *story) happenings() []happening {
 		add(n.GetSentAt(), "notification: sent", details...)
 	}
 	for _, d := range f.GetDeliveries() {
-		s.addDelivery(d, add)
+		s.addDelivery(d, next, add)
+	}
+	for _, p := range f.GetPauses() {
+		about, pause := "destination "+p.GetDestination()+": ", fmt.Sprintf("pause %d", p.GetPauseNumber())
+		add(p.GetPausedAt(), about+"paused", pause, gone)
+		if p.GetResumedAt() != nil {
+			add(p.GetResumedAt(), about+"resumed", pause, named("actor", p.GetActor()), named("caller", p.GetCaller()), named("reason", p.GetReason()))
+		}
 	}
 	slices.SortStableFunc(all, func(a, b happening) int { return a.at.Compare(b.at) })
 	return all
@@ -170,8 +179,7 @@ func (s *story) prospect() string {
 	case entitlementv1.RejectionReason_REJECTION_REASON_INVOICE_NOT_PAID:
 		return " It is refused until the evidence, and the record where that is newer, say PAID."
 	case entitlementv1.RejectionReason_REJECTION_REASON_INVOICE_REVERSED:
-		return fmt.Sprintf(" It is refused until a version of the invoice above the reversed one says PAID: --invoice %s, without a type, tells what "+
-			"reversed it.", text(last.GetInvoiceId()))
+		return " It is refused until a version of the invoice above the reversed one says PAID; the invoice's story tells what reversed it."
 	case entitlementv1.RejectionReason_REJECTION_REASON_STALE_VERSION:
 		return " It is refused for ever: a higher version of the invoice is on record."
 	case entitlementv1.RejectionReason_REJECTION_REASON_NOT_GRANTED:
@@ -182,9 +190,22 @@ func (s *story) prospect() string {
 	default:
 		return " The last refusal was " + plain(last.GetReason(), "REJECTION_REASON_") + "."
 	}
-	if last.GetOutcome() == entitlementv1.Outcome_OUTCOME_CONFLICTING_PAYLOAD && s.key != "" {
-		return fmt.Sprintf(" It conflicts for as long as another key holds its effect: --invoice %s --type %s (and --operation-version, where the type is repeatable) "+
-			"tells that one's story.", text(last.GetInvoiceId()), text(last.GetEntitlementType()))
+	if s.blamed() != "" {
+		return " It conflicts for as long as another key holds its effect; the invoice's story tells of that one."
+	}
+	return ""
+}
+
+// blamed is the invoice whose story tells why the last request was turned away, empty where none does.
+func (s *story) blamed() string {
+	attempts := s.found.GetAttempts()
+	if s.found.GetOperation() != nil || len(attempts) == 0 {
+		return ""
+	}
+	last := attempts[len(attempts)-1]
+	if last.GetReason() == entitlementv1.RejectionReason_REJECTION_REASON_INVOICE_REVERSED ||
+		last.GetOutcome() == entitlementv1.Outcome_OUTCOME_CONFLICTING_PAYLOAD && s.key != "" {
+		return last.GetInvoiceId()
 	}
 	return ""
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // writeStories prints one story after the other.
-func writeStories(w io.Writer, c *explainCmd, stories []story, more bool) error {
+func writeStories(w io.Writer, c *explainCmd, f *followUps, stories []story, more bool) error {
 	if !known(stories) {
 		return nil
 	}
@@ -35,7 +35,7 @@ func writeStories(w io.Writer, c *explainCmd, stories []story, more bool) error 
 		if i > 0 || c.lists() {
 			out.WriteByte('\n')
 		}
-		c.writeStory(&out, &stories[i])
+		c.writeStory(&out, f, &stories[i])
 	}
 	if more {
 		out.WriteByte('\n')
@@ -45,7 +45,7 @@ func writeStories(w io.Writer, c *explainCmd, stories []story, more bool) error 
 	return err
 }
 
-func (c *explainCmd) writeStory(out *strings.Builder, s *story) {
+func (c *explainCmd) writeStory(out *strings.Builder, next *followUps, s *story) {
 	f := s.found
 	op := f.GetOperation()
 	switch {
@@ -79,7 +79,7 @@ func (c *explainCmd) writeStory(out *strings.Builder, s *story) {
 		paragraph(out, 0, "Only the latest of it: earlier attempts, entries or deliveries are left out.")
 	}
 	var before time.Time
-	for i, h := range s.happenings() {
+	for i, h := range s.happenings(next) {
 		gap := ""
 		if d := h.at.Sub(before); i > 0 && d == 0 {
 			gap = "+0"
@@ -93,12 +93,23 @@ func (c *explainCmd) writeStory(out *strings.Builder, s *story) {
 			head = strings.Repeat(" ", len([]rune(head)))
 		}
 		list(out, detailColumns, h.details)
+		for _, w := range h.waysOn {
+			paragraph(out, detailColumns, w.why)
+			for _, line := range commandLines(w.command, storyColumns-2*detailColumns) {
+				out.WriteString(strings.Repeat(" ", 2*detailColumns) + line + "\n")
+			}
+		}
 	}
 	if len(f.GetEntries()) > 0 && len(f.GetDeliveries()) == 0 {
 		paragraph(out, 0, "No delivery of it is kept: there was none, or it was settled and removed after its retention.")
 	}
 	out.WriteByte('\n')
 	paragraph(out, 0, "On a replay: "+s.replay())
+	if invoice := s.blamed(); invoice != "" {
+		for _, line := range commandLines(next.explain(flag("invoice", invoice)), storyColumns-detailColumns) {
+			out.WriteString(strings.Repeat(" ", detailColumns) + line + "\n")
+		}
+	}
 }
 
 // paragraph breaks text into indented lines that fit.

@@ -40,8 +40,14 @@ type config struct {
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
-// stdio is where a command writes.
-type stdio struct{ stdout, stderr io.Writer }
+// stdio is where a command writes, and for whom.
+type stdio struct {
+	stdout, stderr io.Writer
+	// terminal says that the standard output is one. Nothing is cut to fit where it is not.
+	terminal bool
+	// operator is who runs the command, empty where the environment does not say so.
+	operator string
+}
 
 // command is what each of them implements.
 type command interface {
@@ -51,7 +57,11 @@ type command interface {
 // exited is how a parser that has printed its help asks to stop.
 type exited struct{ code int }
 
-func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) (err error) {
+func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) error {
+	return runOn(ctx, args, env, stdio{stdout: stdout, stderr: stderr, terminal: isTerminal(stdout), operator: operatorOf(env)})
+}
+
+func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			e, ok := p.(exited)
@@ -67,10 +77,10 @@ func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) (err
 	parser, err := kong.New(&cfg,
 		kong.Name("grantd"),
 		kong.Description("An entitlement authority: a paid invoice grants an entitlement exactly once."),
-		kong.Writers(stdout, stderr),
+		kong.Writers(io.stdout, io.stderr),
 		kong.Exit(func(code int) { panic(exited{code}) }),
 		kong.Resolvers(environment(env)),
-		kong.Vars{"operator": operatorOf(env)},
+		kong.Vars{"operator": io.operator, "addr": defaultAddr},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if err != nil {
@@ -81,7 +91,7 @@ func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) (err
 		return err
 	}
 	selected := parsed.Selected().Target.Addr().Interface().(command)
-	return selected.run(ctx, stdio{stdout, stderr})
+	return selected.run(ctx, io)
 }
 
 // environment reads the variables of the flags from env, rather than from the process, so that a command depends on nothing but

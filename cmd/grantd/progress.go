@@ -37,10 +37,15 @@ type progress struct {
 const progressInterval = 200 * time.Millisecond
 
 func newProgress(out io.Writer, input *countingReader, size int64) *progress {
-	if file, ok := out.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
+	if !isTerminal(out) {
 		out = nil
 	}
 	return &progress{out: out, input: input, size: size, begin: time.Now()}
+}
+
+func isTerminal(out io.Writer) bool {
+	file, ok := out.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
 }
 
 func (p *progress) show(answered int) {

@@ -19,7 +19,7 @@ func TestServe_AddressInUse(t *testing.T) {
 		"--http-addr": {GRPCAddr: "127.0.0.1:0", HTTPAddr: taken.Addr().String()},
 	} {
 		addr.Committers, addr.LogLevel = 1, "info"
-		err := addr.serve(t.Context(), "", nil, stdio{io.Discard, io.Discard}, nil)
+		err := addr.serve(t.Context(), "", nil, stdio{stdout: io.Discard, stderr: io.Discard}, nil)
 		if err == nil || !strings.HasPrefix(err.Error(), flag+": ") || !strings.Contains(err.Error(), "address already in use") {
 			t.Errorf("%s: %v", flag, err)
 		}

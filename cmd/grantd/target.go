@@ -20,12 +20,15 @@ import (
 
 // target is the server that a command calls.
 type target struct {
-	Addr              string `help:"Server, host:port. Loopback is called in plaintext unless --ca, --cert or --cert-key is given, all else with TLS." default:"127.0.0.1:50051" env:"GRANTD_ADDR"`
+	Addr              string `help:"Server, host:port. Loopback is called in plaintext unless --ca, --cert or --cert-key is given, all else with TLS." default:"${addr}" env:"GRANTD_ADDR"`
 	CA                string `name:"ca" help:"PEM file of the authority that signed the server's certificate; without it, the system's." type:"path" env:"GRANTD_CA"`
 	Cert              string `help:"PEM file of the certificate that tells the server who calls." type:"path" env:"GRANTD_CERT"`
 	CertKey           string `help:"PEM file of its private key." type:"path" env:"GRANTD_CERT_KEY"`
 	InsecurePlaintext bool   `help:"Call a server that is not on loopback in plaintext." env:"GRANTD_INSECURE_PLAINTEXT"`
 }
+
+// defaultAddr is the default of --addr.
+const defaultAddr = "127.0.0.1:50051"
 
 // connectTimeout bounds the wait for a server that is only just starting.
 const connectTimeout = 5 * time.Second
