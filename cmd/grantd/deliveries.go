@@ -163,8 +163,12 @@ func (c *deliveriesShowCmd) run(ctx context.Context, io stdio) error {
 		return err
 	}
 	var found *entitlementv1.GetDeliveryResponse
+	var beside *entitlementv1.ListDeliveriesResponse
 	err = c.call(ctx, func(ctx context.Context, service entitlementv1.OperatorServiceClient) (err error) {
-		found, err = service.GetDelivery(ctx, request)
+		if found, err = service.GetDelivery(ctx, request); err == nil && !c.JSON {
+			// Any page has the pauses that hold.
+			beside, err = service.ListDeliveries(ctx, &entitlementv1.ListDeliveriesRequest{TenantId: c.Tenant, PageSize: 1})
+		}
 		return err
 	})
 	if err != nil {
@@ -173,7 +177,7 @@ func (c *deliveriesShowCmd) run(ctx context.Context, io stdio) error {
 	if c.JSON {
 		return writeMessage(io.stdout, found)
 	}
-	return writeStory(io, c.followUps(io), found.GetStory())
+	return writeStory(io, c.followUps(io), found.GetStory(), beside.GetDestinations())
 }
 
 // order is what the commands that change a delivery have in common.

@@ -170,8 +170,8 @@ func fields(io stdio, pairs ...string) error {
 	return nil
 }
 
-// writeStory prints a delivery, its attempts and the operators' actions.
-func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory) error {
+// writeStory prints a delivery, its attempts and the operators' actions, and what it waits for.
+func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory, destinations []*entitlementv1.DestinationStatus) error {
 	d := s.GetDelivery()
 	if err := writeDelivery(io, d); err != nil {
 		return err
@@ -206,8 +206,15 @@ func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory) error
 			return err
 		}
 	}
-	for _, w := range waysOn(next, d, nil) {
-		if _, err := fmt.Fprintf(io.stdout, "\n%s\n%s\n", w.why, strings.Join(commandLines(w.command, io.columns()), "\n")); err != nil {
+	var pause *entitlementv1.DestinationPause
+	for _, s := range destinations {
+		if s.GetDestination() == d.GetDestination() {
+			pause = s.GetPause()
+		}
+	}
+	for _, w := range waysOn(next, d, pause) {
+		lines := append(wrap(w.why, io.columns()), commandLines(w.command, io.columns())...)
+		if _, err := fmt.Fprintf(io.stdout, "\n%s\n", strings.Join(lines, "\n")); err != nil {
 			return err
 		}
 	}

@@ -170,7 +170,8 @@ func TestDeliveries_NothingIsCutElsewhere(t *testing.T) {
 	d := stuckDelivery()
 	for kind, want := range map[string][]string{
 		"list": {d.GetDestination() + "  DEAD", "REINSTATED 12345  3      " + d.GetLastError() + "\n", "grantd deliveries resume " + d.GetDestination() + " --pause=12"},
-		"show": {d.GetLastError() + "\n", "host/1; " + strings.Repeat("x", 1024) + "\n", strings.Repeat("r", 500) + "\n", "grantd deliveries redeliver " + theDelivery + " --tenant=acme --observed-attempts=3"},
+		"show": {d.GetLastError() + "\n", "host/1; " + strings.Repeat("x", 1024) + "\n", strings.Repeat("r", 500) + "\n", "destination " + d.GetDestination() + " is paused since 2026-01-02 03:04:05.000000Z because it answered 410 Gone; resume with\ngrantd deliveries resume " + d.GetDestination() + " --pause=12",
+			"grantd deliveries redeliver " + theDelivery + " --tenant=acme --observed-attempts=3"},
 	} {
 		args := []string{kind}
 		if kind == "show" {
@@ -210,7 +211,7 @@ func TestDeliveries_AttemptsTakeAsLongAsInExplain(t *testing.T) {
 		AttemptNumber: 1, StartedAt: timestamppb.New(at), EndedAt: timestamppb.New(at.Add(1999900 * time.Microsecond)),
 	}}}
 	var shown, explained bytes.Buffer
-	if err := writeStory(stdio{stdout: &shown}, acmeNext, told); err != nil {
+	if err := writeStory(stdio{stdout: &shown}, acmeNext, told, nil); err != nil {
 		t.Fatal(err)
 	}
 	s := story{key: theKey, found: &entitlementv1.GetOperationResponse{

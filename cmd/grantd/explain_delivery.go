@@ -24,7 +24,7 @@ func (s *story) addDelivery(d *entitlementv1.DeliveryStory, next *followUps, add
 		now += ", lease until " + stored(v.GetLeaseUntil())
 	}
 	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey())).
-		waysOn = waysOn(next, v, s.found.GetPauses())
+		waysOn = waysOn(next, v, s.pause(v.GetDestination()))
 	to := "to " + v.GetDestination()
 	for _, run := range retried(d) {
 		first, a := run[0], run[len(run)-1]
@@ -59,20 +59,28 @@ type wayOn struct {
 	command []string
 }
 
+// pause is the one that holds at a destination, nil where none does.
+func (s *story) pause(destination string) *entitlementv1.DestinationPause {
+	for _, p := range s.found.GetPauses() {
+		if p.GetDestination() == destination && p.GetResumedAt() == nil {
+			return p
+		}
+	}
+	return nil
+}
+
 // waysOn are in the order in which they are gone. What an earlier entry holds back waits for that one alone.
-func waysOn(next *followUps, d *entitlementv1.Delivery, pauses []*entitlementv1.DestinationPause) (all []wayOn) {
+func waysOn(next *followUps, d *entitlementv1.Delivery, pause *entitlementv1.DestinationPause) (all []wayOn) {
 	state := d.GetState()
 	if d.GetSettledAt() != nil || d.GetHeldByEntryNumber() != 0 {
 		return nil
 	}
-	for _, p := range pauses {
-		if p.GetDestination() == d.GetDestination() && p.GetResumedAt() == nil {
-			why := fmt.Sprintf("destination %s is paused since %s because %s; resume with", d.GetDestination(), stored(p.GetPausedAt()), gone)
-			if state == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING {
-				why = "waits: " + why
-			}
-			all = append(all, wayOn{why, next.resume(d.GetDestination(), flag("pause", fmt.Sprint(p.GetPauseNumber())))})
+	if pause != nil {
+		why := fmt.Sprintf("destination %s is paused since %s because %s; resume with", d.GetDestination(), stored(pause.GetPausedAt()), gone)
+		if state == entitlementv1.DeliveryState_DELIVERY_STATE_PENDING {
+			why = "waits: " + why
 		}
+		all = append(all, wayOn{why, next.resume(d.GetDestination(), flag("pause", fmt.Sprint(pause.GetPauseNumber())))})
 	}
 	observed := flag("observed-attempts", fmt.Sprint(d.GetAttempts()))
 	switch state {
