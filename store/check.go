@@ -21,68 +21,55 @@ type Judgement struct {
 // heldByLimit bounds how many entitlements are named.
 const heldByLimit = 100
 
-// absenceAt says why an entitlement does not make its type held at a moment, or that it does (unspecified). The start is
-// inclusive, the end exclusive.
-func (e *Entitlement) absenceAt(at time.Time) entitlementv1.AbsenceReason {
-	switch {
-	case e.State != entitlementv1.EntitlementState_ENTITLEMENT_STATE_ACTIVE:
-		return entitlementv1.AbsenceReason_ABSENCE_REASON_REVERSED
-	case e.EndsAt != nil && !at.Before(*e.EndsAt):
-		return entitlementv1.AbsenceReason_ABSENCE_REASON_EXPIRED
-	case e.Grant.StartsAt != nil && at.Before(*e.Grant.StartsAt):
-		return entitlementv1.AbsenceReason_ABSENCE_REASON_NOT_STARTED
-	default:
-		return entitlementv1.AbsenceReason_ABSENCE_REASON_UNSPECIFIED
-	}
-}
+// absenceSQL is why an entitlement does not make its type held at a moment, as a number of AbsenceReason, or 0 where it does. This is the
+// one place that judges windows: the start is inclusive, the end exclusive.
+const (
+	absenceSQL = `CASE WHEN state <> 1 THEN 2 WHEN ends_at <= ` + momentSQL + ` THEN 3 WHEN starts_at > ` + momentSQL + ` THEN 4 ELSE 0 END`
+	momentSQL  = `COALESCE($3, statement_timestamp())`
+)
 
-// weigh adds what one entitlement says.
-func (j *Judgement) weigh(e *Entitlement) {
-	absence := e.absenceAt(j.At)
-	if absence == entitlementv1.AbsenceReason_ABSENCE_REASON_UNSPECIFIED {
-		if len(j.HeldBy) < heldByLimit {
-			j.HeldBy = append(j.HeldBy, e)
-		}
-		return
-	}
-	j.Absence = max(j.Absence, absence)
-}
+// checkSQL walks the tenant's entitlements of the type up to as many as are named: past those that do not hold, and no further. Only where
+// none holds it walks them again, all of them, for the reason. It returns a row in any case.
+const (
+	checkSQL = `
+WITH held AS (
+    SELECT * FROM entitlements WHERE` + ofTypeSQL + ` AND ` + absenceSQL + ` < 1
+     ORDER BY entitlement_type, entitlement_id LIMIT $4)
+SELECT ` + momentSQL + `,
+       CASE WHEN e.entitlement_id IS NULL THEN (SELECT COALESCE(max(` + absenceSQL + `), 1) FROM entitlements WHERE` + ofTypeSQL + `) ELSE 0 END,` + knownEntitlementSQL + `
+  FROM (VALUES (true)) AS always LEFT JOIN held e ON true
+ ORDER BY e.entitlement_id`
 
-// checkSQL walks one index, the tenant's entitlements of the type. The time of the database stands in each row, so that it is the
-// same statement that asks for it.
-const checkSQL = `
-SELECT COALESCE($3, statement_timestamp()), entitlement_id, invoice_id, entitlement_type, operation_version, scope, quantity,
-       starts_at, expires_at, fingerprint, recipe, operation_key, granted_at, ends_at, state, version, changed_at
-  FROM entitlements
- WHERE tenant_id = $1 AND entitlement_type = $2 AND entitlement_type <> ''
- ORDER BY entitlement_id`
+	// ofTypeSQL names one type as a range, so that entitlements_by_type alone has the order. Told that it is one, the planner may walk the
+	// primary key for it, which has the same order, and everything else that the tenant holds: it does so where most rows are of one type.
+	ofTypeSQL = ` tenant_id = $1 AND entitlement_type BETWEEN $2 AND $2 AND entitlement_type <> ''`
+)
 
 // Check judges whether the tenant holds the type at a moment, or now when that is nil.
 func (s *Store) Check(ctx context.Context, tenant, entitlementType string, at *time.Time) (Judgement, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	j := Judgement{Absence: entitlementv1.AbsenceReason_ABSENCE_REASON_NEVER_GRANTED, At: time.Now()}
 	var moment pgtype.Timestamptz
 	if at != nil {
-		j.At, moment = *at, pgtype.Timestamptz{Time: *at, Valid: true}
+		moment = pgtype.Timestamptz{Time: *at, Valid: true}
 	}
-	rows, err := s.reads.Query(ctx, checkSQL, tenant, entitlementType, moment)
+	rows, err := s.reads.Query(ctx, checkSQL, tenant, entitlementType, moment, heldByLimit)
 	if err != nil {
 		return Judgement{}, readFailure(err)
 	}
 	defer rows.Close()
+	var j Judgement
 	for rows.Next() {
 		var r entitlementRow
-		if err := rows.Scan(append([]any{&j.At}, r.destinations()...)...); err != nil {
+		if err := rows.Scan(append([]any{&j.At, &j.Absence}, r.destinations()...)...); err != nil {
 			return Judgement{}, readFailure(err)
 		}
-		j.weigh(r.entitlement(tenant))
+		if e := r.entitlement(tenant); e != nil {
+			j.HeldBy = append(j.HeldBy, e)
+		}
 	}
 	if err := rows.Err(); err != nil {
 		return Judgement{}, readFailure(err)
-	}
-	if len(j.HeldBy) > 0 {
-		j.Absence = entitlementv1.AbsenceReason_ABSENCE_REASON_UNSPECIFIED
 	}
 	return j, nil
 }

@@ -167,10 +167,10 @@ func (n *readNode) removed() int {
 	return all
 }
 
-// walked counts the rows that indexes gave.
+// walked counts the rows that were found by indexes.
 func (n *readNode) walked() int {
 	all := 0
-	if strings.HasPrefix(n.Node, "Index") {
+	if strings.HasPrefix(n.Node, "Index") || n.Node == "Bitmap Heap Scan" {
 		all = int(n.Rows)
 	}
 	for i := range n.Plans {

@@ -201,14 +201,17 @@ const (
        COALESCE(w.invoice_version, 0), COALESCE(w.actor, ''), COALESCE(w.reason, ''), w.attempt_id, COALESCE(w.event_id, ''),
        COALESCE(w.source, ''), COALESCE(w.caller, ''), w.trace_id, w.span_id, COALESCE(w.applied_at, 'epoch'), COALESCE(w.trace_sampled, false)`
 
+	// knownEntitlementSQL are those of the entitlement, where there is one.
+	knownEntitlementSQL = `
+       e.entitlement_id, COALESCE(e.invoice_id, ''), COALESCE(e.entitlement_type, ''), COALESCE(e.operation_version, 0), e.scope,
+       e.quantity, e.starts_at, e.expires_at, COALESCE(e.fingerprint, ''), COALESCE(e.recipe, 0), COALESCE(e.operation_key, ''),
+       COALESCE(e.granted_at, 'epoch'), e.ends_at, COALESCE(e.state, 0), COALESCE(e.version, 0), COALESCE(e.changed_at, 'epoch')`
+
 	factsColumns = `
        COALESCE(o.idempotency_key, ''), COALESCE(o.kind, 0), COALESCE(o.owner_key, ''), COALESCE(o.fingerprint, ''), COALESCE(o.recipe, 0),
        COALESCE(o.invoice_id, ''), o.entitlement_id, COALESCE(o.entry_number, 0), COALESCE(o.invoice_state, 0),
        COALESCE(o.invoice_version, 0), COALESCE(o.actor, ''), COALESCE(o.reason, ''), o.attempt_id, COALESCE(o.event_id, ''),
-       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'), COALESCE(o.trace_sampled, false),` + operationColumnsSQL + `,
-       e.entitlement_id, COALESCE(e.invoice_id, ''), COALESCE(e.entitlement_type, ''), COALESCE(e.operation_version, 0), e.scope,
-       e.quantity, e.starts_at, e.expires_at, COALESCE(e.fingerprint, ''), COALESCE(e.recipe, 0), COALESCE(e.operation_key, ''),
-       COALESCE(e.granted_at, 'epoch'), e.ends_at, COALESCE(e.state, 0), COALESCE(e.version, 0), COALESCE(e.changed_at, 'epoch'),
+       COALESCE(o.source, ''), COALESCE(o.caller, ''), o.trace_id, o.span_id, COALESCE(o.applied_at, 'epoch'), COALESCE(o.trace_sampled, false),` + operationColumnsSQL + `,` + knownEntitlementSQL + `,
        COALESCE(n.entry_number, 0), COALESCE(n.kind, 0), COALESCE(n.operation_key, ''), COALESCE(n.invoice_version, 0),
        COALESCE(n.actor, ''), COALESCE(n.reason, ''), COALESCE(n.at, 'epoch'),
        COALESCE(r.state, 0), COALESCE(r.version, 0)`
