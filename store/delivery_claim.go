@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"go.opentelemetry.io/otel/trace"
 
 	entitlementv1 "github.com/grantd/grantd/gen/entitlement/v1"
 )
@@ -130,10 +131,9 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 		return nil, fmt.Errorf("claim: destination %q is not configured", destination)
 	}
 	var leased []*Delivery
-	var spared int
+	var c claimed
 	err := s.inTransaction(ctx, func(tx pgx.Tx) error {
-		leased = nil
-		c := claimed{destination: to}
+		leased, c = nil, claimed{destination: to}
 		rows, err := tx.Query(ctx, dueSQL, destination, limit)
 		if err != nil {
 			return err
@@ -147,16 +147,27 @@ func (s *Store) Claim(ctx context.Context, destination, worker string, lease tim
 		if err := c.write(ctx, tx, worker, lease); err != nil {
 			return err
 		}
-		leased, spared = c.leased, len(c.spared.tenant)
+		leased = c.leased
 		return nil
 	})
 	if err != nil {
 		return leased, readFailure(err)
 	}
-	if spared > 0 {
+	if spared := len(c.spared.tenant); spared > 0 {
 		s.writer.meters.notifiedBefore(spared)
 	}
+	for _, d := range c.doubted {
+		s.logDoubt(d)
+	}
 	return leased, nil
+}
+
+// logDoubt names a call that nobody will repeat by itself. There are no more such lines than calls were under way.
+func (s *Store) logDoubt(d *Delivery) {
+	op := &d.Event.Operation
+	s.config.Log.WarnContext(trace.ContextWithRemoteSpanContext(context.Background(), op.Origin.SpanContext()), "a delivery waits for an operator",
+		"destination", d.Destination, "state", "unknown", "tenant_id", d.TenantID, "delivery_key", d.Key, string(keyAttribute), op.IdempotencyKey,
+		"error", leaseRanOut, "advice", "ask the receiver whether it has the delivery key, then grantd deliveries resolve "+d.ID.String())
 }
 
 // claimed sorts what is due at a destination by what is done with it.
@@ -167,9 +178,10 @@ type claimed struct {
 	held deliveryKeys
 	by   []int64
 
-	doubted, spared deliveryKeys
-	leased          []*Delivery
-	failed          []*Delivery
+	spared  deliveryKeys
+	doubted []*Delivery
+	leased  []*Delivery
+	failed  []*Delivery
 }
 
 // dueRow receives one row of dueSQL.
@@ -218,7 +230,7 @@ func (c *claimed) scanDue(rows pgx.Rows) error {
 		case r.Body == nil || r.key == nil || c.destination.Template != "":
 			c.look = append(c.look, r.place)
 		case step == doubt:
-			c.doubted.add(r.TenantID, r.entitlement.Bytes, r.number)
+			c.doubted = append(c.doubted, r.delivery(c.destination.Name))
 		default:
 			c.prepare(r.delivery(c.destination.Name), nil)
 		}
@@ -250,7 +262,7 @@ func (c *claimed) read(ctx context.Context, tx pgx.Tx, render Renderer) error {
 		case spare:
 			c.spared.addDelivery(d)
 		case doubt:
-			c.doubted.addDelivery(d)
+			c.doubted = append(c.doubted, d)
 		default:
 			c.prepare(d, render)
 		}
@@ -282,8 +294,12 @@ func (c *claimed) write(ctx context.Context, tx pgx.Tx, worker string, lease tim
 	if len(began) > 0 {
 		c.queueLease(&b, began, worker, lease)
 	}
-	if len(c.doubted.tenant) > 0 {
-		b.Queue(doubtSQL, c.doubted.tenant, c.doubted.entitlement, c.doubted.number, destinationsOf(c.destination.Name, len(c.doubted.tenant)), leaseRanOut)
+	if len(c.doubted) > 0 {
+		var k deliveryKeys
+		for _, d := range c.doubted {
+			k.addDelivery(d)
+		}
+		b.Queue(doubtSQL, k.tenant, k.entitlement, k.number, destinationsOf(c.destination.Name, len(c.doubted)), leaseRanOut)
 	}
 	if len(c.spared.tenant) > 0 {
 		to := destinationsOf(c.destination.Name, len(c.spared.tenant))

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -217,9 +219,11 @@ func TestClaim_ManyWorkersNeverTwice(t *testing.T) {
 	}
 }
 
-// A worker dies in a call to a destination that cannot deduplicate: whether it arrived is not known, and it is not sent again.
+// A worker dies in a call to a destination that cannot deduplicate: whether it arrived is not known, and it is not sent again. Its log ends
+// with it, so whoever finds the delivery says so, once.
 func TestClaim_LeaseOutWithoutDeduplicationIsUnknown(t *testing.T) {
-	b := setup(t, to(ledger))
+	var log bytes.Buffer
+	b := setup(t, to(ledger), func(c *store.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	want(t, b.Store, grant("t", "k", "i", "x"), newly)
 	d := claimOne(t, b.Store, "ledger")
 	leaseOut(t, b)
@@ -231,6 +235,14 @@ func TestClaim_LeaseOutWithoutDeduplicationIsUnknown(t *testing.T) {
 	now := wantState(t, b.Store, d, unknown)
 	if now.LastError == "" || now.Attempts != 1 {
 		t.Errorf("it is %+v", now)
+	}
+	for _, want := range []string{
+		"level=WARN", "destination=ledger", "tenant_id=t", "delivery_key=" + d.Key, "entitlement.idempotency_key=k",
+		"grantd deliveries resolve " + d.ID.String(), now.LastError,
+	} {
+		if strings.Count(log.String(), want) != 1 {
+			t.Errorf("%s is not logged once:\n%s", want, &log)
+		}
 	}
 	if a := storyOf(t, b.Store, d).Attempts; len(a) != 1 || a[0].Outcome != pb.DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNKNOWN {
 		t.Errorf("the attempts are %+v", a)
