@@ -39,7 +39,15 @@ func (c *committer) takeBatches() {
 		if now.Sub(c.lastBlocked) < time.Second {
 			c.run.lockTimeout = isolateTimeout
 		}
-		if why := c.commit(batch); why != nil {
+		why := c.commit(batch)
+		if why != nil {
+			// Who divides a batch does not keep the order of its parts.
+			batch = c.queue.part(batch)
+		}
+		if errors.Is(why, errNoRepeat) {
+			why = c.commit(batch)
+		}
+		if why != nil {
 			c.lastBlocked = time.Now()
 			c.handOver(batch, why)
 		}
@@ -68,6 +76,8 @@ func (c *committer) commit(batch []*pending) error {
 		what, reason := interpretError(err)
 		c.meters.failed(err)
 		switch {
+		case errors.Is(err, errNoRepeat):
+			return err
 		case what == runAgain && try < maxTries:
 			c.meters.retried(err)
 			continue

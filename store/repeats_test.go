@@ -1,0 +1,148 @@
+package store_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/grantd/grantd/store"
+)
+
+// A batch of a thousand items with one key, or for one effect, was a thousand transactions, one after the other.
+func TestApplyAll_RepeatsShareTransactions(t *testing.T) {
+	b := setup(t)
+	const n = 1000
+	for name, key := range map[string]func(i int) string{
+		"one key":    func(int) string { return "k" },
+		"one effect": func(i int) string { return fmt.Sprint("e", i) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			commands := make([]store.Command, n)
+			for i := range commands {
+				commands[i] = *grant(name, key(i), "i", "x")
+			}
+			commands[n/2].Grant.Scope = map[string]string{"seats": "20"}
+			by := byKey
+			if key(0) != key(1) {
+				by = byBusinessKey
+			}
+			results, err := b.ApplyAll(t.Context(), commands, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range results {
+				outcome, matched := already, by
+				switch i {
+				case 0:
+					outcome, matched = newly, 0
+				case n / 2:
+					outcome = conflict
+				}
+				if r.Err != nil || r.Answer.Outcome != outcome || r.Answer.MatchedBy != matched {
+					t.Errorf("%d: got %v by %v, %v", i, r.Answer.Outcome, r.Answer.MatchedBy, r.Err)
+				}
+			}
+			if got := value[int](t, b.sql, `SELECT count(*) FROM attempts WHERE tenant_id = $1`, name); got != n {
+				t.Errorf("%d attempts", got)
+			}
+			if got := value[int](t, b.sql, `SELECT count(DISTINCT xmin::text) FROM attempts WHERE tenant_id = $1`, name); got != 2 {
+				t.Errorf("%d transactions, want that of the winner and one", got)
+			}
+		})
+	}
+	checkLedgers(t, b.sql)
+}
+
+// What has waited for another of its key or effect is taken for a repeat before anything is known of it. Where that other was refused, or
+// was one itself of something else, it is none, and whoever is taken up with it may not be told so before its turn. So a batch is told what
+// its items would be told one by one.
+func TestApplyAll_IsLikeOneByOne(t *testing.T) {
+	b := setup(t)
+	told := func(r store.Result) string {
+		a := &r.Answer
+		winner := ""
+		if a.Operation != nil {
+			winner = a.Operation.IdempotencyKey
+		} else if a.Conflict != nil {
+			winner = a.Conflict.Stored.IdempotencyKey
+		}
+		return fmt.Sprint(a.Outcome, a.MatchedBy, winner, describe(a), r.Err)
+	}
+	outcomes := make(map[string]int)
+	for seed := range uint64(40) {
+		random := rand.New(rand.NewPCG(seed, 5))
+		together, apart := make([]store.Command, 60), make([]store.Command, 60)
+		for i := range together {
+			c := grant("", fmt.Sprint("k", random.IntN(6)), fmt.Sprint("i", random.IntN(3)), fmt.Sprint("x", random.IntN(2)))
+			switch random.IntN(10) {
+			case 0, 1, 2:
+				c.Invoice.State = unpaid
+			case 3:
+				c.Grant.Scope = map[string]string{"seats": "20"}
+			case 4:
+				c = record("", c.IdempotencyKey, c.Grant.InvoiceID, paid, 1+int64(random.IntN(3)))
+			case 5:
+				c = record("", c.IdempotencyKey, c.Grant.InvoiceID, refunded, 1+int64(random.IntN(3)))
+			}
+			together[i], apart[i] = *c, *c
+			together[i].TenantID, together[i].Grant.TenantID = fmt.Sprint("together", seed), fmt.Sprint("together", seed)
+			apart[i].TenantID, apart[i].Grant.TenantID = fmt.Sprint("apart", seed), fmt.Sprint("apart", seed)
+		}
+		results, err := b.ApplyAll(t.Context(), together, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range apart {
+			a, err := b.Apply(t.Context(), &apart[i])
+			outcomes[a.Outcome.String()]++
+			if got, want := told(results[i]), told(store.Result{Answer: a, Err: err}); got != want {
+				t.Errorf("seed %d, %d of %v %s: got %s, want %s", seed, i, apart[i].Kind, apart[i].IdempotencyKey, got, want)
+			}
+		}
+	}
+	if len(outcomes) != 4 {
+		t.Errorf("the batches are too tame: %v", outcomes)
+	}
+	checkLedgers(t, b.sql)
+}
+
+// The first of a key is refused and leaves it free; those behind it, taken up together, are blocked by somebody's lock, and with them the
+// batch. Whoever divides it must not bring the third before the second.
+func TestLocks_RepeatsKeepTheirOrder(t *testing.T) {
+	b := setup(t)
+	want(t, b.Store, grant("t", "before", "i", "y"), newly)
+	tx, _ := begin(t, b.url)
+	if _, err := tx.Exec(t.Context(), `SELECT FROM invoices FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	commands := make([]store.Command, 9)
+	for i := range commands {
+		commands[i] = *grant("t", "k", "i", "x")
+	}
+	commands[0].Invoice.State = unpaid
+	done := make(chan []store.Result)
+	go func() {
+		results, err := b.ApplyAll(t.Context(), commands, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- results
+	}()
+	eventually(t, b.sql, blockedSQL, 0.1)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range <-done {
+		outcome := already
+		switch i {
+		case 0:
+			outcome = rejected
+		case 1:
+			outcome = newly
+		}
+		if r.Err != nil || r.Answer.Outcome != outcome {
+			t.Errorf("%d: got %v, %v, want %v", i, r.Answer.Outcome, r.Err, outcome)
+		}
+	}
+	checkLedgers(t, b.sql)
+}
