@@ -28,14 +28,18 @@ SELECT entitlement_id, invoice_id, entitlement_type, operation_version, scope, q
 
 // The three lists differ in the index that they walk. Ids are UUIDs of version 7, so their order is that of granting.
 const (
-	listByTenantSQL  = entitlementColumnsSQL + ` WHERE tenant_id = $1` + listTail
-	listByTypeSQL    = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND entitlement_type = $4 AND entitlement_type <> ''` + listTail
-	listByInvoiceSQL = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND invoice_id = $5 AND ($4 = '' OR entitlement_type = $4)` + listTail
+	listByTenantSQL  = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND entitlement_id > $2` + listTail + `entitlement_id LIMIT $6`
+	listByInvoiceSQL = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND entitlement_id > $2 AND invoice_id = $5 AND ($4 = '' OR entitlement_type = $4)` +
+		listTail + `entitlement_id LIMIT $6`
+	// A range, as in ofTypeSQL, that begins where the page does.
+	listByTypeSQL = entitlementColumnsSQL + `
+ WHERE tenant_id = $1 AND (entitlement_type, entitlement_id) > ($4, $2) AND entitlement_type <= $4 AND entitlement_type <> ''` +
+		listTail + `entitlement_type, entitlement_id LIMIT $6`
 
 	// The types of $4 and $5 are given where a list does not use them otherwise.
 	listTail = `
-   AND entitlement_id > $2 AND ($3::smallint = 0 OR state = $3) AND $4::text IS NOT NULL AND $5::text IS NOT NULL
- ORDER BY entitlement_id LIMIT $6`
+   AND ($3::smallint = 0 OR state = $3) AND $4::text IS NOT NULL AND $5::text IS NOT NULL
+ ORDER BY `
 )
 
 // Entitlements returns a page of a list, as they are now, and the token of the next page; empty when there is none.

@@ -150,9 +150,9 @@ func TestPlans_ProbeWholeKeys(t *testing.T) {
 	t.Run("drained", func(t *testing.T) { check(t) })
 }
 
-// A tenant with 200,000 entitlements of one type had all of them read for each check of it, and for each check of any other type too. A check
-// must read what it names, and more only past what does not hold.
-func TestPlans_CheckReadsWhatItNames(t *testing.T) {
+// A tenant with 200,000 entitlements of one type had all of them read for each check of it, and for each check or list of any other type too. A
+// check must read what it names, and more only past what does not hold; and a list, what it shows.
+func TestPlans_ChecksAndListsReadWhatTheyName(t *testing.T) {
 	url := pgtest.New(t)
 	admin := planSession(t, url, false)
 	const insert = `
@@ -161,16 +161,22 @@ INSERT INTO entitlements (tenant_id, entitlement_id, invoice_id, entitlement_typ
 SELECT tenant, (lpad(to_hex(n), 12, '0') || right(md5(type || n), 20))::uuid, 'i' || n, type, 0, '{}', '', 1,
 	'k' || n, now(), now() + make_interval(days => CASE type WHEN 'ended' THEN -1 ELSE 1 END), 1, 1, now()
   FROM (VALUES %s) AS v (tenant, type, rows), generate_series(1, rows) n`
-	execAll(t, admin, fmt.Sprintf(insert, `('t1', 'held', 20000), ('t2', 'held', 20000)`))
+	execAll(t, admin, fmt.Sprintf(insert, `('t1', 'team_access', 20000), ('t2', 'team_access', 20000)`))
 	check := func(t *testing.T) {
 		service := planSession(t, url, true)
-		execAll(t, service, `PREPARE "check" AS `+checkSQL)
-		for typeName, want := range map[string]struct{ named, read int }{
-			"held": {heldByLimit, heldByLimit}, "rare": {3, 3}, "ended": {1, 2 * 7}, "other": {1, 0},
+		execAll(t, service, `PREPARE "check" AS `+checkSQL, `PREPARE "list" AS `+listByTypeSQL)
+		for execute, want := range map[string]struct{ named, read int }{
+			`"check" ('t1', 'team_access', NULL, 100)`:                                        {100, 100},
+			`"check" ('t1', 'rare', NULL, 100)`:                                               {3, 3},
+			`"check" ('t1', 'ended', NULL, 100)`:                                              {1, 2 * 7},
+			`"check" ('t1', 'other', NULL, 100)`:                                              {1, 0},
+			`"list" ('t1', '00000000-0000-0000-0000-000000000000', 0, 'team_access', '', 51)`: {51, 51},
+			`"list" ('t1', '00000000-2710-ffff-ffff-ffffffffffff', 0, 'team_access', '', 51)`: {51, 51}, // behind 10,000
+			`"list" ('t1', '00000000-0000-0000-0000-000000000000', 0, 'rare', '', 51)`:        {3, 3},
+			`"list" ('t1', '00000000-0000-0000-0000-000000000000', 0, 'other', '', 51)`:       {0, 0},
 		} {
 			var text string
-			if err := service.QueryRow(t.Context(), fmt.Sprintf(`EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE "check" ('t1', '%s', NULL, %d)`, typeName, heldByLimit),
-				pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
+			if err := service.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE `+execute, pgx.QueryExecModeSimpleProtocol).Scan(&text); err != nil {
 				t.Fatal(err)
 			}
 			var plans []struct{ Plan readNode }
@@ -179,7 +185,7 @@ SELECT tenant, (lpad(to_hex(n), 12, '0') || right(md5(type || n), 20))::uuid, 'i
 			}
 			top := &plans[0].Plan
 			if int(top.Rows) != want.named || top.walked()+top.removed() != want.read {
-				t.Errorf("%s: %v rows, %d walked, %d read in vain\n%s", typeName, top.Rows, top.walked(), top.removed(), text)
+				t.Errorf("%s: %v rows, %d walked, %d read in vain\n%s", execute, top.Rows, top.walked(), top.removed(), text)
 			}
 		}
 	}
@@ -188,7 +194,7 @@ SELECT tenant, (lpad(to_hex(n), 12, '0') || right(md5(type || n), 20))::uuid, 'i
 	execAll(t, admin, `ANALYZE`)
 	t.Run("analyzed", check)
 	// Statistics that know of one type alone: what is rare may not be in their sample.
-	execAll(t, admin, `DELETE FROM entitlements WHERE entitlement_type <> 'held'`, `ANALYZE`, fmt.Sprintf(insert, `('t1', 'rare', 3), ('t1', 'ended', 7)`))
+	execAll(t, admin, `DELETE FROM entitlements WHERE entitlement_type <> 'team_access'`, `ANALYZE`, fmt.Sprintf(insert, `('t1', 'rare', 3), ('t1', 'ended', 7)`))
 	t.Run("of one type", check)
 }
 
