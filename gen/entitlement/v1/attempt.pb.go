@@ -40,7 +40,7 @@ type Attempt struct {
 	MatchedBy MatchedBy `protobuf:"varint,6,opt,name=matched_by,json=matchedBy,proto3,enum=entitlement.v1.MatchedBy" json:"matched_by,omitempty"`
 	// Why, for REJECTED.
 	Reason RejectionReason `protobuf:"varint,7,opt,name=reason,proto3,enum=entitlement.v1.RejectionReason" json:"reason,omitempty"`
-	// The paths of the fields that differed, for CONFLICTING_PAYLOAD; at most 64. The values are not kept.
+	// The paths of all fields that differed, for CONFLICTING_PAYLOAD: those of `Conflict.differences`. The values are not kept.
 	DifferingFields []string `protobuf:"bytes,8,rep,name=differing_fields,json=differingFields,proto3" json:"differing_fields,omitempty"`
 	// The invoice it named.
 	InvoiceId string `protobuf:"bytes,9,opt,name=invoice_id,json=invoiceId,proto3" json:"invoice_id,omitempty"`

@@ -2019,8 +2019,8 @@ func (x *ListEntitlementsRequest) GetPageToken() string {
 // ListEntitlementsResponse is one page.
 type ListEntitlementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The entitlements as of their last entries, in the order of their ids, which is that of granting. What is granted while pages
-	// are read appears on a later page or not at all, and nothing appears twice.
+	// The entitlements as of their last entries, in the order of their ids, which hold the time of the replica that granted them. What is
+	// granted while pages are read appears on a later page or not at all, and nothing appears twice.
 	Entitlements []*Entitlement `protobuf:"bytes,1,rep,name=entitlements,proto3" json:"entitlements,omitempty"`
 	// Asks for the next page; empty when there is none.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
@@ -2326,13 +2326,14 @@ type ListOperationsRequest_EventId struct {
 }
 
 type ListOperationsRequest_InvoiceId struct {
-	// The invoice. Operations are found for ever, keys that were only refused for as long as attempts are kept.
+	// The invoice. Operations are found for ever, aliases for as long as they are kept, and keys that were only refused for as long as
+	// attempts are.
 	InvoiceId string `protobuf:"bytes,3,opt,name=invoice_id,json=invoiceId,proto3,oneof"`
 }
 
 type ListOperationsRequest_EntitlementType struct {
-	// The entitlement type. Grants, reversals and reinstatements are found for ever, keys that were only refused for as long as
-	// attempts are kept.
+	// The entitlement type. Operations that appended to the ledger of such an entitlement are found for ever, aliases and keys that
+	// were only refused for as long as attempts are kept.
 	EntitlementType string `protobuf:"bytes,4,opt,name=entitlement_type,json=entitlementType,proto3,oneof"`
 }
 

@@ -66,7 +66,7 @@ type EntitlementServiceClient interface {
 	GetOperation(ctx context.Context, in *GetOperationRequest, opts ...grpc.CallOption) (*GetOperationResponse, error)
 	// Returns one entitlement as it is now. NOT_FOUND when this tenant has no such entitlement.
 	GetEntitlement(ctx context.Context, in *GetEntitlementRequest, opts ...grpc.CallOption) (*GetEntitlementResponse, error)
-	// Lists a tenant's entitlements in the order in which they were granted, as they are now.
+	// Lists a tenant's entitlements in the order in which they were granted, as far as the replicas' clocks agree, as they are now.
 	ListEntitlements(ctx context.Context, in *ListEntitlementsRequest, opts ...grpc.CallOption) (*ListEntitlementsResponse, error)
 	// Says whether a tenant holds an entitlement type at a time, by which entitlements or why not.
 	CheckEntitlement(ctx context.Context, in *CheckEntitlementRequest, opts ...grpc.CallOption) (*CheckEntitlementResponse, error)
@@ -218,7 +218,7 @@ type EntitlementServiceServer interface {
 	GetOperation(context.Context, *GetOperationRequest) (*GetOperationResponse, error)
 	// Returns one entitlement as it is now. NOT_FOUND when this tenant has no such entitlement.
 	GetEntitlement(context.Context, *GetEntitlementRequest) (*GetEntitlementResponse, error)
-	// Lists a tenant's entitlements in the order in which they were granted, as they are now.
+	// Lists a tenant's entitlements in the order in which they were granted, as far as the replicas' clocks agree, as they are now.
 	ListEntitlements(context.Context, *ListEntitlementsRequest) (*ListEntitlementsResponse, error)
 	// Says whether a tenant holds an entitlement type at a time, by which entitlements or why not.
 	CheckEntitlement(context.Context, *CheckEntitlementRequest) (*CheckEntitlementResponse, error)
