@@ -11,6 +11,7 @@ import (
 
 	"github.com/grantd/grantd/client"
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
+	"github.com/grantd/grantd/store"
 )
 
 // Package client against the server: what had its effect is a nil error, everything else is an error that says what it is.
@@ -70,6 +71,25 @@ func TestClient_Ledger(t *testing.T) {
 	wantCode(t, "no actor", err, codes.InvalidArgument)
 	_, err = c.Check(ctx, &pb.CheckEntitlementRequest{TenantId: "t1"})
 	wantCode(t, "no type", err, codes.InvalidArgument)
+}
+
+// A newer build wrote the payload, and the replica that was asked cannot compare it. The client asks again, since another replica may
+// be of that build, and at last says why there is no answer, well within the time that a call has.
+func TestClient_NewerRecipe(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c, err := client.New("passthrough:///"+b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	b.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
+	b.exec(t, `UPDATE operations SET recipe = 2`)
+	_, err = c.Grant(t.Context(), grant("t1", "K", "INV-1"))
+	var retryable *client.RetryableError
+	if !errors.As(err, &retryable) || retryable.Reason != store.ReasonNewerRecipe {
+		t.Errorf("got %v, want a RetryableError for %s", err, store.ReasonNewerRecipe)
+	}
 }
 
 func isRejected(err error, reason pb.RejectionReason, retry pb.RetryAdvice) bool {

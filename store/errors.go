@@ -41,6 +41,17 @@ func (f *Failure) Error() string {
 
 func (f *Failure) Unwrap() error { return f.cause }
 
+// newerRecipe says that a newer build wrote the payload. The delay is no longer than others': another replica may be of that build, and a
+// retry may reach it.
+func newerRecipe() *Failure {
+	return &Failure{Reason: ReasonNewerRecipe, RetryDelay: jitter(time.Second)}
+}
+
+// winnerGone says that an entitlement is there, and not the operation that made it: somebody has had his hands in the tables.
+func winnerGone(e *Entitlement) error {
+	return fmt.Errorf("tenant %q: the operation that made entitlement %s is not there", e.Grant.TenantID, e.ID)
+}
+
 // ErrNotFound says that the tenant has no such row.
 var ErrNotFound = errors.New("not found")
 

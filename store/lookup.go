@@ -81,6 +81,8 @@ func (s *Store) Operation(ctx context.Context, l Lookup) (Found, error) {
 		if found.Answer, err = foretell(&l, &f); err != nil {
 			return Found{}, err
 		}
+	case f.entitlement != nil:
+		return Found{}, winnerGone(f.entitlement)
 	case !writable:
 		return Found{}, &Failure{Reason: ReasonReadOnly, RetryDelay: jitter(time.Second)}
 	default:
@@ -109,7 +111,7 @@ func foretell(l *Lookup, f *facts) (Answer, error) {
 			same, recipeKnown = replay.sameAs(stored)
 		}
 		if !recipeKnown {
-			return Answer{}, &Failure{Reason: ReasonNewerRecipe, RetryDelay: time.Minute}
+			return Answer{}, newerRecipe()
 		}
 		if !same {
 			return conflicting(by, replay.differencesFrom(stored, f.entitlement), f.winner), nil

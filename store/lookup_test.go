@@ -41,6 +41,26 @@ func TestLookup_NotApplied(t *testing.T) {
 	}
 }
 
+// Somebody had his hands in the tables: the effect is there, and the operation that made it is not. A replay is told that this is a bug.
+// "Nothing is committed" would be a lie.
+func TestLookup_WinnerIsGone(t *testing.T) {
+	b := setup(t)
+	want(t, b.Store, grant("t", "k", "i", "x"), newly)
+	exec(t, b.sql, `DELETE FROM operations`)
+	g := grant("t", "k", "i", "x")
+	if a, err := b.Apply(t.Context(), g); err == nil {
+		t.Errorf("a replay: %+v", a)
+	}
+	for name, l := range map[string]store.Lookup{
+		"business key": {TenantID: "t", BusinessKey: g.Grant.BusinessKey()},
+		"key, grant":   {TenantID: "t", IdempotencyKey: "k", Grant: &g.Grant},
+	} {
+		if found, err := b.Operation(t.Context(), l); err == nil {
+			t.Errorf("by %s: %v", name, found.Answer.Outcome)
+		}
+	}
+}
+
 // Where writes are refused, what is there may be told, but not that there is nothing: a newer primary may have it.
 func TestLookup_ReadOnlyNeverSaysNotApplied(t *testing.T) {
 	b := setup(t)

@@ -141,11 +141,11 @@ func (t *transaction) decide(batch []*pending) error {
 			return errRaced
 		}
 		if !ok && f.winner == nil {
-			p.err = fmt.Errorf("tenant %q: the operation that made entitlement %s is not there", p.command.TenantID, f.entitlement.ID)
+			p.err = winnerGone(f.entitlement)
 			continue
 		}
 		if !ok {
-			p.err = &Failure{Reason: ReasonNewerRecipe, RetryDelay: time.Minute}
+			p.err = newerRecipe()
 			continue
 		}
 		if ch.operation != nil && repeats[p.operation] > 1 || ch.granted != nil && repeats[p.effect] > 1 {
