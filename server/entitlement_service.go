@@ -4,7 +4,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 
 	"go.opentelemetry.io/otel/trace"
@@ -37,19 +36,13 @@ func originOf(ctx context.Context, eventID, source string) store.Origin {
 	}
 }
 
-// apply hands a command to the store. A retryable failure becomes a status with the typed response as a detail.
+// apply hands a command to the store, and puts on the call's span what came of it. A retryable failure becomes a status with the typed
+// response as a detail.
 func (s *EntitlementService) apply(ctx context.Context, c *store.Command, typed func(*store.Failure) proto.Message) (*store.Answer, error) {
 	answer, err := s.store.Apply(ctx, c)
-	var f *store.Failure
-	switch {
-	case err == nil:
-		answer.Describe(trace.SpanFromContext(ctx))
-		return &answer, nil
-	case errors.As(err, &f):
-		describeFailure(trace.SpanFromContext(ctx), f)
-		pushback(ctx, f)
-		return nil, retryable(f, typed(f))
-	default:
-		return nil, statusOf(ctx, err, s.log.With(telemetry.KeyName, c.IdempotencyKey))
+	if err != nil {
+		return nil, typedStatus(ctx, err, s.log.With(telemetry.KeyName, c.IdempotencyKey), typed)
 	}
+	answer.Describe(trace.SpanFromContext(ctx))
+	return &answer, nil
 }

@@ -85,7 +85,7 @@ func (s *OperatorService) GetDelivery(ctx context.Context, r *entitlementv1.GetD
 	}
 	story, err := s.store.Delivery(ctx, r.GetTenantId(), deliveryNameIn(r))
 	if err != nil {
-		return nil, s.status(ctx, err)
+		return nil, s.orderStatus(ctx, err, untyped)
 	}
 	return &entitlementv1.GetDeliveryResponse{Story: deliveryStoryOut(story)}, nil
 }
@@ -217,17 +217,8 @@ func (s *OperatorService) describe(ctx context.Context, a *store.OrderAnswer) {
 
 // orderStatus is status with the typed response as a detail of a retryable failure.
 func (s *OperatorService) orderStatus(ctx context.Context, err error, typed func(*store.Failure) proto.Message) error {
-	if f, ok := errors.AsType[*store.Failure](err); ok {
-		describeFailure(trace.SpanFromContext(ctx), f)
-		pushback(ctx, f)
-		return retryable(f, typed(f))
-	}
-	return s.status(ctx, err)
-}
-
-func (s *OperatorService) status(ctx context.Context, err error) error {
 	if errors.Is(err, store.ErrNotFound) {
 		return status.Error(codes.NotFound, "no such delivery")
 	}
-	return statusOf(ctx, err, s.log)
+	return typedStatus(ctx, err, s.log, typed)
 }

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -36,6 +37,14 @@ const (
 // statusOf turns an error of the store into the status that the caller gets. It is INTERNAL, with nothing of the error in it,
 // for whatever is not foreseen; the log has it whole.
 func statusOf(ctx context.Context, err error, log *slog.Logger) error {
+	return typedStatus(ctx, err, log, untyped)
+}
+
+// untyped stands for the typed response of RPCs whose response has no outcome.
+func untyped(*store.Failure) proto.Message { return nil }
+
+// typedStatus is statusOf for an RPC whose response has an outcome: a retryable failure carries the response that typed makes of it.
+func typedStatus(ctx context.Context, err error, log *slog.Logger, typed func(*store.Failure) proto.Message) error {
 	if err == nil {
 		return nil
 	}
@@ -50,8 +59,9 @@ func statusOf(ctx context.Context, err error, log *slog.Logger) error {
 	case retry:
 		// An outage brings one of these per call, so they are no louder than this.
 		log.DebugContext(ctx, "no answer from the database", "method", method, "error", err)
+		describeFailure(trace.SpanFromContext(ctx), failure)
 		pushback(ctx, failure)
-		return retryable(failure, nil)
+		return retryable(failure, typed(failure))
 	case errors.Is(err, store.ErrNotFound):
 		return status.Error(codes.NotFound, "no such entitlement")
 	case deadline:
@@ -85,7 +95,7 @@ func invalid(v violations) error {
 }
 
 // retryable is UNAVAILABLE, or RESOURCE_EXHAUSTED under overload, with google.rpc.ErrorInfo, google.rpc.RetryInfo and the typed
-// response, which is nil for RPCs whose response has no outcome.
+// response, if there is one.
 func retryable(f *store.Failure, typed proto.Message) error {
 	code, message := codes.Unavailable, "no answer from the database"
 	if f.Overload {

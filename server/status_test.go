@@ -271,6 +271,12 @@ func TestStatusOf(t *testing.T) {
 			if diff := cmp.Diff(c.pushback, stream.trailer.Get("grpc-retry-pushback-ms")); diff != "" {
 				t.Errorf("pushback (-want +got):\n%s", diff)
 			}
+			// A write says in the details what its response would have said.
+			typed := func(f *store.Failure) proto.Message { return grantFailureOut(f) }
+			details := status.Convert(typedStatus(ctx, c.err, slog.New(slog.DiscardHandler), typed)).Details()
+			if _, ok := last(details).(*entitlementv1.GrantEntitlementResponse); ok != (c.pushback != nil) {
+				t.Errorf("a write's details: %v", details)
+			}
 			for _, word := range []string{"SQLSTATE", "acme", "duplicate"} {
 				if strings.Contains(s.String(), word) {
 					t.Errorf("the status carries the driver's text: %v", s)
@@ -291,4 +297,11 @@ func TestStatusOf(t *testing.T) {
 			}
 		})
 	}
+}
+
+func last(all []any) any {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1]
 }
