@@ -61,6 +61,23 @@ func (service) Help() string {
 	return "OpenTelemetry's own variables turn tracing on: OTEL_EXPORTER_OTLP_ENDPOINT, and the others of docs/tracing.md."
 }
 
+// Validate is called by the parser.
+func (c *service) Validate() error {
+	switch {
+	case c.Committers < 1:
+		return errors.New("--committers must be at least 1")
+	case c.QueueLimit < 1:
+		return errors.New("--queue-limit must be at least 1")
+	case c.AliasRetention <= 0:
+		return errors.New("--alias-retention must be above 0")
+	case c.AttemptRetention <= 0:
+		return errors.New("--attempt-retention must be above 0")
+	case c.DeliveryRetention <= 0:
+		return errors.New("--delivery-retention must be above 0")
+	}
+	return nil
+}
+
 func (c *serveCmd) run(ctx context.Context, io stdio) error {
 	pending, err := migrations.Pending(ctx, c.DatabaseURL)
 	if err != nil {
@@ -80,9 +97,6 @@ const heapGrowthPercent = 800
 
 // serve runs the service until ctx ends. local are destinations beside those of the file. started is called once calls are answered.
 func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.Destination, io stdio, started func(addresses) error) error {
-	if c.Committers < 1 {
-		return errors.New("--committers must be at least 1")
-	}
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(heapGrowthPercent)
 	}
@@ -144,6 +158,14 @@ func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.
 		// The store's own end, at most a second, is part of the grace.
 		Stop: server.Stop{Grace: c.ShutdownGrace - min(c.ShutdownGrace/5, time.Second), Delay: c.ShutdownDelay},
 	})
+	return answer(ctx, srv, ways, grpcListener, httpListener, log, started)
+}
+
+// answer answers calls and makes deliveries until ctx ends. started is called once calls are answered.
+func answer(
+	ctx context.Context, srv *server.Server, ways *outbox.Outbox, grpcListener, httpListener net.Listener, log *slog.Logger,
+	started func(addresses) error,
+) error {
 	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
 	go httpServer.Serve(httpListener)
 	defer httpServer.Close()
