@@ -121,17 +121,13 @@ func (c *committer) try(batch []*pending) (err error) {
 
 // fail answers the batch with an error.
 func (c *committer) fail(batch []*pending, err error) {
-	var f *Failure
-	if errors.As(err, &f) {
-		c.meters.unanswered(f.Reason, len(batch))
-		if c.quiet.mayLog(f.Reason, time.Now()) {
-			ctx, log := c.logOf(batch)
-			log.WarnContext(ctx, "a transaction gave no answer", "commands", len(batch), "reason", f.Reason, "error", f.cause)
-		}
-	} else {
-		c.meters.unanswered(reasonInternal, len(batch))
-		if c.quiet.mayLog(reasonInternal, time.Now()) {
-			ctx, log := c.logOf(batch)
+	reason := failureReason(err)
+	c.meters.unanswered(reason, len(batch))
+	if c.quiet.mayLog(reason, time.Now()) {
+		ctx, log := c.logOf(batch)
+		if f, ok := errors.AsType[*Failure](err); ok {
+			log.WarnContext(ctx, "a transaction gave no answer", "commands", len(batch), "reason", reason, "error", f.cause)
+		} else {
 			log.ErrorContext(ctx, "a transaction failed", "commands", len(batch), "error", err)
 		}
 	}

@@ -221,7 +221,7 @@ func (l answerLabels) options() answerOptions {
 	return o
 }
 
-// committed counts a batch after its COMMIT. Its scratch belongs to the committer.
+// committed counts a batch after its COMMIT, also those of its commands that got no answer. The scratch belongs to the committer.
 func (m *meters) committed(batch []*pending, took time.Duration, counts map[answerLabels]int64) {
 	ctx := context.Background()
 	m.batchSize.Record(ctx, int64(len(batch)))
@@ -230,6 +230,8 @@ func (m *meters) committed(batch []*pending, took time.Duration, counts map[answ
 	for _, p := range batch {
 		if p.err == nil {
 			counts[labelsOf(p)]++
+		} else {
+			m.unanswered(failureReason(p.err), 1)
 		}
 	}
 	m.answered(counts)
@@ -257,6 +259,13 @@ func (m *meters) notifiedBefore(n int) {
 
 // reasonInternal is the reason of failures that are no Failure.
 const reasonInternal = "internal"
+
+func failureReason(err error) string {
+	if f, ok := errors.AsType[*Failure](err); ok {
+		return f.Reason
+	}
+	return reasonInternal
+}
 
 // unanswered counts commands that got no answer.
 func (m *meters) unanswered(reason string, n int) {

@@ -119,6 +119,35 @@ func TestMeters_Answers(t *testing.T) {
 	}
 }
 
+// Some of a transaction's commands get no answer, though it commits: the payload is one of a newer build, or the winner was deleted. Nobody
+// would hear of a rollout that is stuck half-way, or of such a table, if only failed transactions were counted.
+func TestMeters_UnansweredBesideOthers(t *testing.T) {
+	withMeters, reader := metered()
+	b := setup(t, withMeters)
+	want(t, b.Store, grant("t", "newer", "i1", "x"), newly)
+	want(t, b.Store, grant("t", "gone", "i2", "x"), newly)
+	exec(t, b.sql, `UPDATE operations SET recipe = 99 WHERE idempotency_key = 'newer'`)
+	exec(t, b.sql, `DELETE FROM operations WHERE idempotency_key = 'gone'`)
+	if _, err := b.ApplyAll(t.Context(), []store.Command{
+		*grant("t", "newer", "i1", "x"), *grant("t", "gone", "i2", "x"), *grant("t", "k", "i3", "x"),
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	b.Close()
+	for _, c := range []*store.Command{grant("t", "late", "i4", "x"), reverse("t", "late", "i1", "x")} {
+		if _, err := b.Apply(t.Context(), c); err == nil {
+			t.Error("applied after the end")
+		}
+	}
+	wantSeries(t, series(t, reader), map[string]float64{
+		"grantd.unanswered reason=newer_recipe":              1,
+		"grantd.unanswered reason=internal":                  1,
+		"grantd.unanswered reason=shutting_down":             1,
+		"grantd.unanswered reason=database_unavailable":      1, // its target could not be looked for
+		"grantd.operations kind=grant outcome=newly_applied": 3,
+	})
+}
+
 // A key is taken between the look at it and the insert. The constraint stops the transaction, the next try sees the winner, and the caller
 // notices nothing; the meters do.
 func TestMeters_LostRace(t *testing.T) {

@@ -315,7 +315,11 @@ func (s *Store) locate(ctx context.Context, c *Command) error {
 		return nil
 	}
 	if err != nil {
-		return readFailure(err)
+		err = readFailure(err)
+		if f, ok := errors.AsType[*Failure](err); ok {
+			s.writer.meters.unanswered(f.Reason, 1)
+		}
+		return err
 	}
 	c.Target.EntitlementID = found
 	return nil

@@ -101,14 +101,13 @@ func (w *writer) submit(ctx context.Context, commands []*pending) error {
 		p.claims = claimsOf(&p.command)
 	}
 	n, closed := w.queue.put(commands)
-	if n < len(commands) && !closed {
-		w.meters.unanswered(ReasonQueueFull, len(commands)-n)
-	}
 	for _, p := range commands[n:] {
-		p.err = &Failure{Reason: ReasonQueueFull, RetryDelay: jitter(200 * time.Millisecond), Overload: true}
+		f := &Failure{Reason: ReasonQueueFull, RetryDelay: jitter(200 * time.Millisecond), Overload: true}
 		if closed {
-			p.err = &Failure{Reason: ReasonShuttingDown, RetryDelay: jitter(200 * time.Millisecond)}
+			f = &Failure{Reason: ReasonShuttingDown, RetryDelay: jitter(200 * time.Millisecond)}
 		}
+		p.err = f
+		w.meters.unanswered(f.Reason, 1)
 		p.settle()
 	}
 	select {
