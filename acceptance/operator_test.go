@@ -2,10 +2,12 @@ package acceptance_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -343,6 +345,42 @@ func TestOperator_NoAnswerFromTheDatabase(t *testing.T) {
 		t.Errorf("the details: %v", status.Convert(err).Details())
 	}
 	wantOrdered(t, o.redeliver(t, d, 1), already, pending)
+}
+
+// The network falls silent, and the caller has set no deadline, as grpcurl sets none. Few such calls would hold every session that look-ups
+// or workers have, for ever: each is told to ask again.
+func TestOperator_SilentDatabase(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(ctx context.Context, operator pb.OperatorServiceClient, d *store.Delivery) error{
+		"list": func(ctx context.Context, operator pb.OperatorServiceClient, d *store.Delivery) error {
+			_, err := operator.ListDeliveries(ctx, &pb.ListDeliveriesRequest{TenantId: d.TenantID})
+			return err
+		},
+		"order": func(ctx context.Context, operator pb.OperatorServiceClient, d *store.Delivery) error {
+			_, err := operator.RedeliverDelivery(ctx, &pb.RedeliverDeliveryRequest{
+				TenantId: d.TenantID, Name: &pb.RedeliverDeliveryRequest_DeliveryKey{DeliveryKey: d.Key}, Actor: theActor, Reason: theReason,
+			})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, proxy := setupProxied(t, to(store.Destination{Name: crm}))
+			o := &operated{b, pb.NewOperatorServiceClient(b.conn)}
+			d := o.claimOne(t, crm)
+			o.end(t, d, store.Dead, 400, "no")
+			reached := proxy.on("COMMIT", fallSilent)
+			answered := make(chan error, 1)
+			go func() { answered <- call(t.Context(), o.operator, d) }()
+			<-reached
+			select {
+			case err := <-answered:
+				wantCode(t, "the call", err, codes.Unavailable)
+			case <-time.After(time.Minute):
+				t.Error("it waits")
+			}
+		})
+	}
 }
 
 // Support follows one event from its key to the receiver: every delivery, each call, and who was told.

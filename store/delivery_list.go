@@ -73,6 +73,8 @@ func listSQL(state entitlementv1.DeliveryState) string {
 // Deliveries returns a page of a list, as they are now, in the order of granting and then of entries, and the token of the next page;
 // empty when there is none.
 func (s *Store) Deliveries(ctx context.Context, f DeliveryFilter, page Page) ([]*Delivery, string, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	place, err := s.tokens.place(f.list(), page.Token)
 	if err != nil {
 		return nil, "", err
@@ -141,6 +143,8 @@ func deliveryIn(ctx context.Context, q queries, tenant string, name DeliveryName
 
 // Delivery returns one with its story, or ErrNotFound.
 func (s *Store) Delivery(ctx context.Context, tenant string, name DeliveryName) (*DeliveryStory, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	d, err := deliveryIn(ctx, s.reads, tenant, name)
 	if errors.Is(err, ErrNotFound) {
 		return nil, err

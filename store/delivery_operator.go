@@ -99,6 +99,8 @@ const entryThereSQL = `
 SELECT EXISTS (SELECT FROM entries WHERE tenant_id = $1 AND entitlement_id = $2 AND entry_number = $3)`
 
 func (s *Store) order(ctx context.Context, kind entitlementv1.OperatorActionKind, o *DeliveryOrder) (OrderAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	var answer OrderAnswer
 	err := s.inTransaction(ctx, func(tx pgx.Tx) (err error) {
 		answer, err = s.orderIn(ctx, tx, kind, o)

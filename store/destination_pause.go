@@ -47,6 +47,8 @@ const pausesSQL = `SELECT` + pauseColumnsSQL + ` FROM destination_pauses WHERE r
 
 // Pauses returns those that hold, by the names of their destinations, also of destinations that are configured no more.
 func (s *Store) Pauses(ctx context.Context) ([]Pause, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	rows, _ := s.reads.Query(ctx, pausesSQL)
 	return collectPauses(rows)
 }
@@ -129,6 +131,8 @@ SELECT EXISTS (SELECT FROM destination_pauses WHERE destination = $1)
 // where that pause was ended before, and the pause then tells by whom. ErrNotFound says that there never was such a pause,
 // ErrUnknownDestination that there is no trace of such a destination either.
 func (s *Store) Resume(ctx context.Context, o ResumeOrder) (entitlementv1.Outcome, *Pause, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
 	var outcome entitlementv1.Outcome
 	var p Pause
 	err := s.inTransaction(ctx, func(tx pgx.Tx) error {

@@ -284,7 +284,8 @@ func (s *Store) ApplyAll(ctx context.Context, commands []Command, contexts []con
 	return results, nil
 }
 
-// readTimeout bounds a look-up whose caller set no deadline, so that a silent server does not hold it, and its connection, for ever.
+// readTimeout bounds a look-up, or an operator's order, whose caller set no deadline, so that a silent server does not hold it, and its
+// connection, for ever.
 const readTimeout = 10 * time.Second
 
 // locateSQL finds what never changes: the business key of an id, and the id of a business key.
