@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -97,17 +98,11 @@ func (f field) url(schemes ...string) *url.URL {
 		return nil
 	}
 	u, err := url.Parse(f.value.Value)
-	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" {
+	if err != nil || u.Host == "" || u.User != nil || u.Fragment != "" || !slices.Contains(schemes, u.Scheme) {
 		f.refuse(rule)
 		return nil
 	}
-	for _, s := range schemes {
-		if u.Scheme == s {
-			return u
-		}
-	}
-	f.refuse(rule)
-	return nil
+	return u
 }
 
 func (f field) secret() secret {

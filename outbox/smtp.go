@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/mail"
+	"slices"
 	"strings"
 	"time"
 
@@ -234,14 +235,7 @@ func (s *mailSender) greet(conn net.Conn) (*smtp.Client, error) {
 func (s *mailSender) auth(c *smtp.Client, user, password string) (smtp.Auth, error) {
 	_, offered := c.Extension("AUTH")
 	mechanisms := strings.Fields(strings.ToUpper(offered))
-	offers := func(name string) bool {
-		for _, m := range mechanisms {
-			if m == name {
-				return true
-			}
-		}
-		return false
-	}
+	offers := func(name string) bool { return slices.Contains(mechanisms, name) }
 	switch {
 	case offers("SCRAM-SHA-256"):
 		return smtp.ScramSHA256Auth(user, password), nil

@@ -13,7 +13,8 @@ import (
 	"github.com/grantd/grantd/store"
 )
 
-// The two representations meet here alone: messages of the contract and structs of the store. What comes in has been validated.
+// The two representations meet here and in convert_deliveries.go: messages of the contract and structs of the store. What comes in has
+// been validated.
 
 func grantIn(g *entitlementv1.Grant) store.Grant {
 	return store.Grant{

@@ -77,31 +77,35 @@ const (
 	deliveryKeyDigits      = 64
 )
 
-func isIdempotencyKey(s string) bool {
-	if len(s) < 1 || len(s) > maxIdempotencyKeyBytes {
+// isMadeOf accepts a text of least to most bytes, all of which are allowed.
+func isMadeOf(s string, least, most int, allowed func(c byte) bool) bool {
+	if len(s) < least || len(s) > most {
 		return false
 	}
 	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '-' <= c && c <= ':': // the range is - . / 0-9 :
-		case c == '_', c == '~', c == '@', c == '+', c == '=':
-		default:
+		if !allowed(s[i]) {
 			return false
 		}
 	}
 	return true
 }
 
+func isLower(c byte) bool { return 'a' <= c && c <= 'z' }
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+func isLetter(c byte) bool { return isLower(c) || 'A' <= c && c <= 'Z' }
+
+func isHex(c byte) bool { return isDigit(c) || 'a' <= c && c <= 'f' }
+
+func isIdempotencyKey(s string) bool {
+	return isMadeOf(s, 1, maxIdempotencyKeyBytes, func(c byte) bool {
+		return isLetter(c) || '-' <= c && c <= ':' || // the range is - . / 0-9 :
+			c == '_' || c == '~' || c == '@' || c == '+' || c == '='
+	})
+}
+
 func isIdentifier(s string) bool {
-	if len(s) < 1 || len(s) > maxIdentifierBytes {
-		return false
-	}
-	for i := range len(s) {
-		if s[i] < 0x21 || s[i] > 0x7e {
-			return false
-		}
-	}
-	return true
+	return isMadeOf(s, 1, maxIdentifierBytes, func(c byte) bool { return 0x21 <= c && c <= 0x7e })
 }
 
 // isUUID accepts the canonical form alone: one entitlement has one name.
@@ -110,13 +114,7 @@ func isUUID(s string) bool {
 		return false
 	}
 	for i := range len(s) {
-		switch c := s[i]; {
-		case i == 8 || i == 13 || i == 18 || i == 23:
-			if c != '-' {
-				return false
-			}
-		case '0' <= c && c <= '9', 'a' <= c && c <= 'f':
-		default:
+		if hyphen := i == 8 || i == 13 || i == 18 || i == 23; hyphen && s[i] != '-' || !hyphen && !isHex(s[i]) {
 			return false
 		}
 	}
@@ -124,17 +122,7 @@ func isUUID(s string) bool {
 }
 
 func isScopeKey(s string) bool {
-	if len(s) < 1 || len(s) > maxScopeKeyBytes || s[0] < 'a' || s[0] > 'z' {
-		return false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_', c == '.':
-		default:
-			return false
-		}
-	}
-	return true
+	return isMadeOf(s, 1, maxScopeKeyBytes, func(c byte) bool { return isLower(c) || isDigit(c) || c == '_' || c == '.' }) && isLower(s[0])
 }
 
 // isText accepts up to a number of bytes, empty too. The wire cannot carry invalid UTF-8, but a caller in the same process
@@ -157,46 +145,14 @@ func isRecipient(s string) bool {
 }
 
 func isLocale(s string) bool {
-	if len(s) < minLocaleBytes || len(s) > maxLocaleBytes {
-		return false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
+	return isMadeOf(s, minLocaleBytes, maxLocaleBytes, func(c byte) bool { return isLetter(c) || isDigit(c) || c == '-' })
 }
 
 func isDestination(s string) bool {
-	if len(s) < 1 || len(s) > maxDestinationBytes || s[0] < 'a' || s[0] > 'z' {
-		return false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
+	return isMadeOf(s, 1, maxDestinationBytes, func(c byte) bool { return isLower(c) || isDigit(c) || c == '_' || c == '-' }) && isLower(s[0])
 }
 
-func isDeliveryKey(s string) bool {
-	if len(s) != deliveryKeyDigits {
-		return false
-	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case '0' <= c && c <= '9', 'a' <= c && c <= 'f':
-		default:
-			return false
-		}
-	}
-	return true
-}
+func isDeliveryKey(s string) bool { return isMadeOf(s, deliveryKeyDigits, deliveryKeyDigits, isHex) }
 
 func isInvoiceState(s entitlementv1.InvoiceState) bool {
 	switch s {

@@ -187,7 +187,7 @@ func (s *OperatorService) ResumeDestination(ctx context.Context, r *entitlementv
 		})
 	}
 	trace.SpanFromContext(ctx).SetAttributes(
-		attribute.String("entitlement.outcome", outcome.String()),
+		store.OutcomeAttribute.String(outcome.String()),
 		attribute.String("grantd.delivery.destination", r.GetDestination()),
 	)
 	return &entitlementv1.ResumeDestinationResponse{Outcome: outcome, Pause: pauseOut(pause)}, nil
