@@ -77,35 +77,55 @@ const (
 	deliveryKeyDigits      = 64
 )
 
-// isMadeOf accepts a text of least to most bytes, all of which are allowed.
-func isMadeOf(s string, least, most int, allowed func(c byte) bool) bool {
+// byteSet holds the bytes that a text may be made of.
+type byteSet [256]bool
+
+func bytesOf(all string) *byteSet {
+	var set byteSet
+	for i := range len(all) {
+		set[all[i]] = true
+	}
+	return &set
+}
+
+const (
+	lowerCase = "abcdefghijklmnopqrstuvwxyz"
+	digits    = "0123456789"
+)
+
+var (
+	keyBytes         = bytesOf(lettersAndDigits + "._:/~@+=-")
+	scopeKeyBytes    = bytesOf(lowerCase + digits + "_.")
+	localeBytes      = bytesOf(lettersAndDigits + "-")
+	destinationBytes = bytesOf(lowerCase + digits + "_-")
+	hexBytes         = bytesOf("abcdef" + digits)
+)
+
+// isMadeOf accepts a text of least to most bytes, all of them in the set.
+func isMadeOf(s string, least, most int, set *byteSet) bool {
 	if len(s) < least || len(s) > most {
 		return false
 	}
 	for i := range len(s) {
-		if !allowed(s[i]) {
+		if !set[s[i]] {
 			return false
 		}
 	}
 	return true
 }
 
-func isLower(c byte) bool { return 'a' <= c && c <= 'z' }
-func isDigit(c byte) bool { return '0' <= c && c <= '9' }
-
-func isLetter(c byte) bool { return isLower(c) || 'A' <= c && c <= 'Z' }
-
-func isHex(c byte) bool { return isDigit(c) || 'a' <= c && c <= 'f' }
-
-func isIdempotencyKey(s string) bool {
-	return isMadeOf(s, 1, maxIdempotencyKeyBytes, func(c byte) bool {
-		return isLetter(c) || '-' <= c && c <= ':' || // the range is - . / 0-9 :
-			c == '_' || c == '~' || c == '@' || c == '+' || c == '='
-	})
-}
+func isIdempotencyKey(s string) bool { return isMadeOf(s, 1, maxIdempotencyKeyBytes, keyBytes) }
 
 func isIdentifier(s string) bool {
-	return isMadeOf(s, 1, maxIdentifierBytes, func(c byte) bool { return 0x21 <= c && c <= 0x7e })
+	if len(s) < 1 || len(s) > maxIdentifierBytes {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < 0x21 || s[i] > 0x7e {
+			return false
+		}
+	}
+	return true
 }
 
 // isUUID accepts the canonical form alone: one entitlement has one name.
@@ -114,7 +134,7 @@ func isUUID(s string) bool {
 		return false
 	}
 	for i := range len(s) {
-		if hyphen := i == 8 || i == 13 || i == 18 || i == 23; hyphen && s[i] != '-' || !hyphen && !isHex(s[i]) {
+		if hyphen := i == 8 || i == 13 || i == 18 || i == 23; hyphen && s[i] != '-' || !hyphen && !hexBytes[s[i]] {
 			return false
 		}
 	}
@@ -122,7 +142,7 @@ func isUUID(s string) bool {
 }
 
 func isScopeKey(s string) bool {
-	return isMadeOf(s, 1, maxScopeKeyBytes, func(c byte) bool { return isLower(c) || isDigit(c) || c == '_' || c == '.' }) && isLower(s[0])
+	return isMadeOf(s, 1, maxScopeKeyBytes, scopeKeyBytes) && 'a' <= s[0] && s[0] <= 'z'
 }
 
 // isText accepts up to a number of bytes, empty too. The wire cannot carry invalid UTF-8, but a caller in the same process
@@ -144,15 +164,13 @@ func isRecipient(s string) bool {
 		!strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) })
 }
 
-func isLocale(s string) bool {
-	return isMadeOf(s, minLocaleBytes, maxLocaleBytes, func(c byte) bool { return isLetter(c) || isDigit(c) || c == '-' })
-}
+func isLocale(s string) bool { return isMadeOf(s, minLocaleBytes, maxLocaleBytes, localeBytes) }
 
 func isDestination(s string) bool {
-	return isMadeOf(s, 1, maxDestinationBytes, func(c byte) bool { return isLower(c) || isDigit(c) || c == '_' || c == '-' }) && isLower(s[0])
+	return isMadeOf(s, 1, maxDestinationBytes, destinationBytes) && 'a' <= s[0] && s[0] <= 'z'
 }
 
-func isDeliveryKey(s string) bool { return isMadeOf(s, deliveryKeyDigits, deliveryKeyDigits, isHex) }
+func isDeliveryKey(s string) bool { return isMadeOf(s, deliveryKeyDigits, deliveryKeyDigits, hexBytes) }
 
 func isInvoiceState(s entitlementv1.InvoiceState) bool {
 	switch s {

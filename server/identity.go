@@ -51,13 +51,13 @@ func spiffeID(uris []*url.URL) string {
 	if u.Scheme != "spiffe" || u.User != nil || u.Opaque != "" || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" {
 		return ""
 	}
-	if u.Host == "" || !consistsOf(u.Host, "abcdefghijklmnopqrstuvwxyz0123456789.-_") {
+	if u.Host == "" || !consistsOf(u.Host, lowerCase+digits+".-_") {
 		return ""
 	}
 	if u.Path != "" {
 		// The escaped form: SPIFFE paths have no percent-encoding.
 		for segment := range strings.SplitSeq(strings.TrimPrefix(u.EscapedPath(), "/"), "/") {
-			if segment == "" || segment == "." || segment == ".." || !consistsOf(segment, letters+".-_") {
+			if segment == "" || segment == "." || segment == ".." || !consistsOf(segment, lettersAndDigits+".-_") {
 				return ""
 			}
 		}
@@ -67,10 +67,10 @@ func spiffeID(uris []*url.URL) string {
 
 // isDNSName keeps out what a certificate may carry but a row or a log line may not, such as NUL.
 func isDNSName(name string) bool {
-	return name != "" && consistsOf(name, letters+".-_*")
+	return name != "" && consistsOf(name, lettersAndDigits+".-_*")
 }
 
-const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+const lettersAndDigits = lowerCase + "ABCDEFGHIJKLMNOPQRSTUVWXYZ" + digits
 
 func consistsOf(s, allowed string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return !strings.ContainsRune(allowed, r) }) < 0
