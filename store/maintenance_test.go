@@ -113,6 +113,29 @@ func TestMaintain_DropsWhatACrashLeftDetached(t *testing.T) {
 	}
 }
 
+// A backup, or a session that somebody has forgotten, has read a day that has expired. Whoever drops the day waits for it; if that were for
+// as long as it takes, no round would follow, no day would be made any more, and in a fortnight every grant would fail.
+func TestMaintain_ReaderOfAnExpiredDayStopsNoOtherRound(t *testing.T) {
+	b := setup(t, func(c *store.Config) { c.AttemptRetention = 3 * 24 * time.Hour })
+	reader, _ := begin(t, b.url)
+	if _, err := reader.Exec(t.Context(), `SELECT count(*) FROM attempts`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	later := time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, 5)
+	if err := b.Maintain(ctx, later); err == nil || ctx.Err() != nil {
+		t.Fatalf("got %v, and for the time given: %v", err, ctx.Err())
+	}
+	if err := reader.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	maintain(t, b.Store, later.AddDate(0, 0, 1))
+	if got, want := days(t, b.sql, true), span(later.AddDate(0, 0, -2), 18); !slices.Equal(got, want) {
+		t.Errorf("the days are %v, want %v", got, want)
+	}
+}
+
 // Replicas are started together and look after the same tables at the same time. Some failed to start, because another had just made the
 // partition that they were making.
 func TestMaintain_ReplicasDoNotMindEachOther(t *testing.T) {

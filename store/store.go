@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -138,10 +139,10 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	session1.Tracer = cfg.QueryTracer
 
 	primary := pgconn.ValidateConnectTargetSessionAttrsPrimary
-	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns, primary); err != nil {
+	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns, primary, nil); err != nil {
 		return nil, err
 	}
-	if s.house, err = openPool(ctx, cfg, houseConns, primary); err != nil {
+	if s.house, err = openPool(ctx, cfg, houseConns, primary, houseSettings); err != nil {
 		s.reads.Close()
 		return nil, err
 	}
@@ -150,7 +151,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		err = fmt.Errorf("open the database: %w", err)
 	} else if len(cfg.Destinations) > 0 {
 		var outbox *pgxpool.Pool
-		if outbox, err = openPool(ctx, cfg, cfg.OutboxConns, pgconn.ValidateConnectTargetSessionAttrsReadWrite); err == nil {
+		if outbox, err = openPool(ctx, cfg, cfg.OutboxConns, pgconn.ValidateConnectTargetSessionAttrsReadWrite, nil); err == nil {
 			s.outbox = outbox
 		}
 	}
@@ -185,13 +186,17 @@ func (s *Store) observePools() error {
 // houseConns are one for readiness and one for maintenance.
 const houseConns = 2
 
+// houseSettings keep a round of maintenance from waiting for one lock, a backup's for example, when there is more to be done.
+var houseSettings = map[string]string{"lock_timeout": "5s"}
+
 // openPool makes a pool. Look-ups go to a primary, also while it is read-only: what is there may be told. Deliveries go to a writable one.
-func openPool(ctx context.Context, cfg *Config, size int32, validate pgconn.ValidateConnectFunc) (*pgxpool.Pool, error) {
+func openPool(ctx context.Context, cfg *Config, size int32, validate pgconn.ValidateConnectFunc, settings map[string]string) (*pgxpool.Pool, error) {
 	pool, err := pgxpool.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
 	applySettings(&pool.ConnConfig.Config)
+	maps.Copy(pool.ConnConfig.RuntimeParams, settings)
 	pool.ConnConfig.ValidateConnect = validate
 	pool.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
 	pool.ConnConfig.Tracer = cfg.QueryTracer
