@@ -131,12 +131,12 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 
-	session1, err := pgx.ParseConfig(cfg.DatabaseURL)
+	writerConn, err := pgx.ParseConfig(cfg.DatabaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
-	applySettings(&session1.Config)
-	session1.Tracer = cfg.QueryTracer
+	applySettings(&writerConn.Config)
+	writerConn.Tracer = cfg.QueryTracer
 
 	primary := pgconn.ValidateConnectTargetSessionAttrsPrimary
 	if s.reads, err = openPool(ctx, cfg, cfg.ReadConns, primary, nil); err != nil {
@@ -166,7 +166,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	s.writer = newWriter(cfg, q, m, s.wake, func(lockTimeout time.Duration) *session {
-		return &session{config: session1, lockTimeout: lockTimeout}
+		return &session{config: writerConn, lockTimeout: lockTimeout}
 	})
 	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {
 		s.Close()

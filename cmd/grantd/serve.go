@@ -39,7 +39,7 @@ type service struct {
 	InsecurePlaintext bool          `help:"Allow plaintext gRPC on an address that is not loopback." env:"GRANTD_INSECURE_PLAINTEXT"`
 	MaxStreams        uint32        `default:"1024" help:"Calls in flight on one connection." env:"GRANTD_MAX_STREAMS"`
 	MaxConnectionAge  time.Duration `default:"0" help:"Age at which connections are renewed; 0 lets them stand." env:"GRANTD_MAX_CONNECTION_AGE"`
-	ShutdownGrace     time.Duration `default:"10s" help:"Longest time from SIGTERM to the exit." env:"GRANTD_SHUTDOWN_GRACE"`
+	ShutdownGrace     time.Duration `default:"10s" help:"How long calls, and attempts to deliver, may go on after SIGTERM. The process ends within seconds of that." env:"GRANTD_SHUTDOWN_GRACE"`
 	ShutdownDelay     time.Duration `default:"0s" help:"Part of it in which NOT_SERVING is shown and calls are still taken, for balancers that poll." env:"GRANTD_SHUTDOWN_DELAY"`
 
 	Catalog string `type:"path" help:"YAML file of the entitlement types that may be granted; any may be without one." env:"GRANTD_CATALOG"`
@@ -143,7 +143,7 @@ func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.
 		return err
 	}
 	defer st.Close()
-	ways, err := outbox.New(outbox.Config{
+	deliverer, err := outbox.New(outbox.Config{
 		Store: st, Destinations: destinations, Grace: c.ShutdownGrace,
 		Log: log, TracerProvider: tel.TracerProvider, MeterProvider: tel.MeterProvider,
 	})
@@ -154,16 +154,16 @@ func (c *service) serve(ctx context.Context, databaseURL string, local []outbox.
 	srv := server.New(server.Config{
 		Store: st, Telemetry: tel, Log: log, TLS: tlsConfig,
 		Limits:   server.Limits{MaxConcurrentStreams: c.MaxStreams, MaxConnectionAge: c.MaxConnectionAge},
-		Breakers: breakers(ways, destinations),
+		Breakers: breakers(deliverer, destinations),
 		// The store's own end, at most a second, is part of the grace.
 		Stop: server.Stop{Grace: c.ShutdownGrace - min(c.ShutdownGrace/5, time.Second), Delay: c.ShutdownDelay},
 	})
-	return answer(ctx, srv, ways, grpcListener, httpListener, log, started)
+	return answer(ctx, srv, deliverer, grpcListener, httpListener, log, started)
 }
 
 // answer answers calls and makes deliveries until ctx ends. started is called once calls are answered.
 func answer(
-	ctx context.Context, srv *server.Server, ways *outbox.Outbox, grpcListener, httpListener net.Listener, log *slog.Logger,
+	ctx context.Context, srv *server.Server, deliverer *outbox.Outbox, grpcListener, httpListener net.Listener, log *slog.Logger,
 	started func(addresses) error,
 ) error {
 	httpServer := &http.Server{Handler: srv.HTTP(), ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
@@ -173,7 +173,7 @@ func answer(
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	delivering := make(chan struct{})
-	go func() { defer close(delivering); ways.Run(ctx) }()
+	go func() { defer close(delivering); deliverer.Run(ctx) }()
 	defer func() { stop(); <-delivering }()
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx, grpcListener) }()
