@@ -59,17 +59,15 @@ func (w *worker) attempt(calls context.Context, d *store.Delivery) finished {
 }
 
 // send is the sender's. It may have sent something before it panicked.
-func (w *worker) send(ctx context.Context, d *store.Delivery) result {
-	r := result{verdict: uncertain}
+func (w *worker) send(ctx context.Context, d *store.Delivery) (r result) {
 	var err error
-	func() {
-		defer caught(w.log, "an attempt", d.Key, &err)
-		r = w.sender.send(ctx, d)
+	defer func() {
+		if err != nil {
+			r = result{verdict: uncertain, reason: err.Error()}
+		}
 	}()
-	if err != nil {
-		r.reason = err.Error()
-	}
-	return r
+	defer caught(w.log, "an attempt", d.Key, &err)
+	return w.sender.send(ctx, d)
 }
 
 // render is the sender's. Its error is stored with the delivery.

@@ -9,12 +9,12 @@ import (
 
 // sender is the way to one destination. Each kind has its own. Its methods are called from many goroutines at once.
 type sender interface {
-	// render makes the body and its media type. It is called once in a delivery's life: the store keeps the bytes, and every attempt
-	// sends them, also after a new build. An error fails the claim of this delivery alone.
+	// render makes the body and its media type, for a delivery that has none: the store keeps the bytes, and every attempt sends them, also
+	// after a new build. With an error the delivery is DEAD.
 	render(d *store.Delivery) (body []byte, contentType string, err error)
 	// send makes one attempt. ctx ends at the destination's deadline, holds the attempt's span and, for internal destinations only,
-	// the members of baggage that may travel on; carry writes both where a message has headers. send returns soon after ctx has
-	// ended, and never panics.
+	// the members of baggage that may travel on; carry writes both where a message has headers. send returns soon after ctx has ended.
+	// If it panics, the call may have been made.
 	send(ctx context.Context, d *store.Delivery) result
 	// close ends what the sender keeps open, after the last send has returned.
 	close()
@@ -23,7 +23,7 @@ type sender interface {
 // asker is a sender whose destination can be asked whether a delivery arrived. Deliveries of other ones stay UNKNOWN until an
 // operator resolves them.
 type asker interface {
-	// ask returns ErrStillUnknown, or what went wrong, where there is no answer. canAsk says whether there is anyone to ask.
+	// ask returns an error where there is no answer. canAsk says whether there is anyone to ask.
 	ask(ctx context.Context, d *store.Delivery) (arrived bool, err error)
 	canAsk() bool
 }
@@ -48,14 +48,15 @@ type result struct {
 type verdict int
 
 const (
+	// uncertain: it may have it, and so the verdict of a result that says nothing. Where the destination deduplicates this is transient;
+	// else the delivery goes to UNKNOWN.
+	uncertain verdict = iota
 	// delivered: the destination has it.
-	delivered verdict = iota
+	delivered
 	// transient: it does not have it, and a later attempt may succeed.
 	transient
 	// permanent: it does not want it, and would not later.
 	permanent
 	// gone is permanent, and the destination takes nothing else either: it is paused until an operator resumes it.
 	gone
-	// uncertain: it may have it. Where the destination deduplicates this is transient; else the delivery goes to UNKNOWN.
-	uncertain
 )
