@@ -26,7 +26,8 @@ SELECT entitlement_id, invoice_id, entitlement_type, operation_version, scope, q
        operation_key, granted_at, ends_at, state, version, changed_at
   FROM entitlements`
 
-// The three lists differ in the index that they walk. Ids are UUIDs of version 7, so their order is that of granting.
+// The three lists differ in the index that they walk. Ids are UUIDs of version 7, so their order is that of granting, by the replicas'
+// clocks.
 const (
 	listByTenantSQL  = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND entitlement_id > $2` + listTail + `entitlement_id LIMIT $6`
 	listByInvoiceSQL = entitlementColumnsSQL + ` WHERE tenant_id = $1 AND entitlement_id > $2 AND invoice_id = $5 AND ($4 = '' OR entitlement_type = $4)` +

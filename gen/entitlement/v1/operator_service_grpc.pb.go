@@ -39,8 +39,7 @@ const (
 // Where the database cannot answer, calls fail as UNAVAILABLE with google.rpc.ErrorInfo, google.rpc.RetryInfo and the typed
 // response as details, and the same call is safe to send again.
 type OperatorServiceClient interface {
-	// Lists a tenant's deliveries in the order in which their entitlements were granted, each entitlement's by entry. A repeat reads
-	// again.
+	// Lists a tenant's deliveries in the order of ListEntitlements, each entitlement's by entry. A repeat reads again.
 	ListDeliveries(ctx context.Context, in *ListDeliveriesRequest, opts ...grpc.CallOption) (*ListDeliveriesResponse, error)
 	// Returns one delivery with its attempts and what operators did. NOT_FOUND when this tenant has no such delivery, or has it no more.
 	// A repeat reads again.
@@ -139,8 +138,7 @@ func (c *operatorServiceClient) ResumeDestination(ctx context.Context, in *Resum
 // Where the database cannot answer, calls fail as UNAVAILABLE with google.rpc.ErrorInfo, google.rpc.RetryInfo and the typed
 // response as details, and the same call is safe to send again.
 type OperatorServiceServer interface {
-	// Lists a tenant's deliveries in the order in which their entitlements were granted, each entitlement's by entry. A repeat reads
-	// again.
+	// Lists a tenant's deliveries in the order of ListEntitlements, each entitlement's by entry. A repeat reads again.
 	ListDeliveries(context.Context, *ListDeliveriesRequest) (*ListDeliveriesResponse, error)
 	// Returns one delivery with its attempts and what operators did. NOT_FOUND when this tenant has no such delivery, or has it no more.
 	// A repeat reads again.
