@@ -16,7 +16,7 @@ import (
 	"github.com/grantd/grantd/store"
 )
 
-// holdInvoice makes another session hold an invoice's row; ending the transaction lets it go.
+// holdInvoiceSQL makes another session hold an invoice's row; ending the transaction lets it go.
 const holdInvoiceSQL = `
 INSERT INTO invoices (tenant_id, invoice_id, state, version, recorded_by, recorded_at)
 VALUES ($1, $2, 2, 1, 'someone', clock_timestamp())`

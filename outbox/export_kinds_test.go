@@ -40,7 +40,7 @@ func (k *Kind) Render(d *store.Delivery) (err error) {
 func (k *Kind) Send(ctx context.Context, d *store.Delivery) Attempt {
 	r := k.sender.send(originContext(ctx, d), d)
 	return Attempt{
-		Verdict:    [...]string{
+		Verdict: [...]string{
 			uncertain: "uncertain", delivered: "delivered", transient: "transient", permanent: "permanent", gone: "gone",
 		}[r.verdict],
 		StatusCode: r.statusCode, Reason: r.reason, Note: r.note, Unreachable: r.unreachable,

@@ -126,7 +126,8 @@ const (
         -- No index of attempts has the type: a grant should not pay for one. This walks the tenant's attempts.
         SELECT idempotency_key FROM attempts WHERE tenant_id = $1 AND entitlement_type = $2 AND outcome <> 1`
 
-	// listOperationsSQL closes over one of them. Each key comes with its operation, and with the winner where it is an alias.
+	// listOperationsHead and listOperationsTail go around one of them. Each key comes with its operation, and with the winner where it is
+	// an alias.
 	listOperationsHead = `
 SELECT k.key,` + operationColumnsSQL + `
   FROM (SELECT DISTINCT key FROM (`

@@ -28,7 +28,7 @@ func main() {
 	}
 }
 
-// config is every flag of every command. Each flag has a GRANTD_* variable of the same name.
+// config is every flag of every command. Each flag has a GRANTD_* variable, which --help names.
 type config struct {
 	Dev        devCmd        `cmd:"" help:"Run the service on a private PostgreSQL, to try it or to develop against it."`
 	Serve      serveCmd      `cmd:"" help:"Run the service on your PostgreSQL."`
