@@ -22,7 +22,7 @@ type Delivery struct {
 	// Destination is a name, also of one that is configured no more.
 	Destination string
 	State       entitlementv1.DeliveryState
-	// Attempts is how many calls were begun; in what Claim returns, the number of this one.
+	// Attempts is how many are on record, whether their calls were made or not; in what Claim returns, the number of this one.
 	Attempts int64
 	// Repeated says, in what Claim returns, that the lease of the call before ran out without a result: the destination may have it.
 	Repeated bool

@@ -103,7 +103,7 @@ const (
 	DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_UNSPECIFIED DeliveryAttemptOutcome = 0
 	// Accepted, also where the destination said that it had it already.
 	DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DELIVERED DeliveryAttemptOutcome = 1
-	// Failed in a way that may pass.
+	// Failed in a way that may pass, or not made: the error says which.
 	DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_RETRY DeliveryAttemptOutcome = 2
 	// Refused for good, or failed once too often.
 	DeliveryAttemptOutcome_DELIVERY_ATTEMPT_OUTCOME_DEAD DeliveryAttemptOutcome = 3
@@ -406,7 +406,7 @@ type Delivery struct {
 	Destination string `protobuf:"bytes,4,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Where it stands.
 	State DeliveryState `protobuf:"varint,5,opt,name=state,proto3,enum=entitlement.v1.DeliveryState" json:"state,omitempty"`
-	// How many calls were begun.
+	// How many attempts are on record. One whose call was not made after all, since the process stopped for example, is among them.
 	Attempts int64 `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// How many of them failed in a way that counts against the destination's limit. An outage of the whole destination does not
 	// count, and a redelivery begins at 0.
