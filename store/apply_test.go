@@ -212,6 +212,30 @@ func TestRecord_RefundBeforePayment(t *testing.T) {
 }
 
 // The payment that a grant brought as evidence is on record: to record it again is no news.
+// One refund may take back more than a database writes within the time that a usual transaction has. Its sessions were cut off, it was told
+// to try again, and was cut off again, for ever: what was refunded stayed.
+func TestRecord_LargeRefundHasItsTime(t *testing.T) {
+	const entitlements = 8000
+	b := setup(t, func(c *store.Config) { c.CommitTimeout = 2 * time.Second })
+	repeatable := open(t, b.url, func(c *store.Config) {
+		c.Catalog = &store.Catalog{Types: map[string]store.CatalogType{"x": {Repeatable: true}}}
+	})
+	var all []store.Command
+	for n := range entitlements {
+		c := grant("t", fmt.Sprint("k", n), "i", "x")
+		c.Grant.OperationVersion = int64(n)
+		all = append(all, *c)
+	}
+	if _, err := repeatable.ApplyAll(t.Context(), all, nil); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, b.sql, `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(3); RETURN NULL; END $$`)
+	exec(t, b.sql, `CREATE TRIGGER slow AFTER INSERT ON entries EXECUTE FUNCTION slow()`)
+	if a := want(t, b.Store, record("t", "r", "i", refunded, 9), newly); len(a.Reversed) != entitlements {
+		t.Errorf("%d are taken back, want %d", len(a.Reversed), entitlements)
+	}
+}
+
 func TestRecord_WhatAGrantBrought(t *testing.T) {
 	b := setup(t)
 	want(t, b.Store, grant("t", "k", "i", "x"), newly)

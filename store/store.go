@@ -45,7 +45,8 @@ type Config struct {
 	// long a command in the slow lane does, 5 s by default.
 	LockTimeout     time.Duration
 	SlowLockTimeout time.Duration
-	// CommitTimeout bounds the silence of a transaction's socket, 10 s by default; after it the commit's fate is unknown.
+	// CommitTimeout bounds the silence of a transaction's socket, 10 s by default; after it the commit's fate is unknown. A refund of more
+	// than 1000 entitlements has a millisecond more for each.
 	CommitTimeout time.Duration
 	// ConnectTimeout bounds the making of a session, 5 s by default.
 	ConnectTimeout time.Duration

@@ -89,7 +89,7 @@ func (t *transaction) run(ctx context.Context, batch []*pending) error {
 	if err := t.decide(batch); err != nil {
 		return t.abandon(ctx, err)
 	}
-	silence.Reset(t.timeout)
+	silence.Reset(t.writeTimeout())
 	err := t.write(ctx)
 	if len(t.out.deliveries) > 0 {
 		// Also when the fate of the commit is unknown: a look in vain costs next to nothing.
@@ -103,6 +103,17 @@ func (t *transaction) run(ctx context.Context, batch []*pending) error {
 		return err
 	}
 	return t.abandon(ctx, err)
+}
+
+// usualEntries is how many a transaction of grants has at most, unless configured. Only a refund has more, and each of these gets entryTime.
+const (
+	usualEntries = 1000
+	entryTime    = time.Millisecond
+)
+
+// writeTimeout bounds the last flight, whose answers all come at its end: what is written meanwhile is no silence.
+func (t *transaction) writeTimeout() time.Duration {
+	return t.timeout + time.Duration(max(0, len(t.out.entries)-usualEntries))*entryTime
 }
 
 // abandon rolls back, so that the session can be used again, and returns why. What the driver complains about while the session
