@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -83,6 +84,10 @@ var raced = map[string]bool{
 	"operator_actions_pkey":     true,
 }
 
+// rebuilt ends the name of an index that REINDEX CONCURRENTLY makes or replaces. Both are looked at meanwhile, and either may be the one
+// that is violated.
+var rebuilt = regexp.MustCompile(`_cc(new|old)\d*$`)
+
 // interpretError is the one place that turns an error of the driver into what is done about it, by SQLSTATE and
 // constraint name, and names the reason that callers see if nothing more can be done.
 func interpretError(err error) (remedy, string) {
@@ -106,7 +111,8 @@ func interpretError(err error) (remedy, string) {
 		return runAgain, ReasonContention
 	case "23505": // unique_violation
 		// The partition's name stands in a violation of a partitioned table's key.
-		if raced[pg.ConstraintName] || pg.ConstraintName == pg.TableName+"_pkey" {
+		name := rebuilt.ReplaceAllString(pg.ConstraintName, "")
+		if raced[name] || name == pg.TableName+"_pkey" {
 			return runAgain, ReasonContention
 		}
 		return splitOff, ""

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,6 +31,8 @@ func TestInterpretError_BySQLSTATE(t *testing.T) {
 		{&pgconn.PgError{Code: "23505", TableName: "deliveries", ConstraintName: "deliveries_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "notifications", ConstraintName: "notifications_pkey"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "attempts_20260301", ConstraintName: "attempts_20260301_pkey"}, runAgain, ReasonContention},
+		{&pgconn.PgError{Code: "23505", TableName: "operations", ConstraintName: "operations_pkey_ccnew"}, runAgain, ReasonContention},
+		{&pgconn.PgError{Code: "23505", TableName: "attempts_20260301", ConstraintName: "attempts_20260301_pkey_ccold1"}, runAgain, ReasonContention},
 		{&pgconn.PgError{Code: "23505", TableName: "other", ConstraintName: "other_name_key"}, splitOff, ""},
 		{&pgconn.PgError{Code: "55P03"}, splitOff, ReasonLockTimeout},
 		{&pgconn.PgError{Code: "23514", TableName: "entries", ConstraintName: "entries_granted_first"}, splitOff, ""},
@@ -111,6 +114,31 @@ func TestInterpretError_OfARealDatabase(t *testing.T) {
 		{"a key of a partition that is taken", func(t *testing.T) error {
 			return run(t, connect(t), "BEGIN", `CREATE TABLE attempts_20260301 PARTITION OF attempts FOR VALUES FROM ('2026-03-01') TO ('2026-03-02')`,
 				attempt, attempt)
+		}, "23505", runAgain, ReasonContention},
+		{"a key that is taken, while its index is rebuilt", func(t *testing.T) error {
+			// A reader keeps the rebuilding from dropping the index that it has replaced.
+			reader, rebuilder := connect(t), connect(t)
+			if err := run(t, reader, "BEGIN", `SELECT FROM invoices`); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error)
+			go func() {
+				_, err := rebuilder.Exec(context.Background(), `REINDEX INDEX CONCURRENTLY invoices_pkey`)
+				ended <- err
+			}()
+			conn := connect(t)
+			for replaced := false; !replaced; time.Sleep(time.Millisecond) {
+				if err := conn.QueryRow(t.Context(), `SELECT to_regclass('invoices_pkey_ccold') IS NOT NULL`).Scan(&replaced); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := run(t, conn, "BEGIN", invoice, invoice)
+			conn.Close(t.Context())
+			reader.Close(t.Context())
+			if err := <-ended; err != nil {
+				t.Fatal(err)
+			}
+			return err
 		}, "23505", runAgain, ReasonContention},
 		{"no partition", func(t *testing.T) error { return run(t, connect(t), attempt) }, "23514", dropConnection, ReasonDatabaseUnavailable},
 		{"a lock held elsewhere", func(t *testing.T) error {
