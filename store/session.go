@@ -54,7 +54,9 @@ func applySettings(cfg *pgconn.Config) {
 type session struct {
 	config      *pgx.ConnConfig
 	lockTimeout time.Duration
-	conn        *pgx.Conn
+	// ended ends the making of a connection, and lets no other be made.
+	ended context.Context
+	conn  *pgx.Conn
 	// socket is the connection's, for whoever must end it from outside.
 	socket atomic.Pointer[net.Conn]
 	// established makes the dialer refuse: the only thing that pgx would dial for then is a cancel request, and one that
@@ -66,15 +68,18 @@ type session struct {
 
 var errNoCancelRequests = errors.New("cancel requests are not sent")
 
-// connect makes sure that there is a connection to a writable primary. It belongs to no call's trace.
+// connect makes sure that there is a connection to a writable primary. It belongs to no call's trace. The timeout is each host's own: one
+// that is silent, as a lost primary is, must leave time for the next.
 func (s *session) connect(timeout time.Duration) error {
 	if s.conn != nil && !s.conn.IsClosed() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	cfg := s.config.Copy()
+	cfg.ConnectTimeout = timeout
+	// Beside the hosts, their names must be found, and the statements prepared.
+	ctx, cancel := context.WithTimeout(s.ended, time.Duration(len(cfg.Fallbacks)+2)*timeout)
 	defer cancel()
 
-	cfg := s.config.Copy()
 	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
 		if err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn); err != nil {
 			return fmt.Errorf("%w: %w", errReadOnly, err)

@@ -166,8 +166,8 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		s.closePools()
 		return nil, err
 	}
-	s.writer = newWriter(cfg, q, m, s.wake, func(lockTimeout time.Duration) *session {
-		return &session{config: writerConn, lockTimeout: lockTimeout}
+	s.writer = newWriter(cfg, q, m, s.wake, func(ended context.Context, lockTimeout time.Duration) *session {
+		return &session{config: writerConn, lockTimeout: lockTimeout, ended: ended}
 	})
 	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {
 		s.Close()

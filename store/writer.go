@@ -29,7 +29,9 @@ type writer struct {
 	log   *slog.Logger
 	quiet quiet
 
-	sessions   []*session
+	sessions []*session
+	// end ends the making of sessions.
+	end        context.CancelFunc
 	committers sync.WaitGroup
 	splitter   sync.WaitGroup
 	lanes      sync.WaitGroup
@@ -40,20 +42,22 @@ type writer struct {
 // splitQueueLimit bounds the batches that wait to be divided; beyond it the committer divides them itself.
 const splitQueueLimit = 4
 
-func newWriter(cfg *Config, q *queue, m *meters, made func(), makeSession func(lockTimeout time.Duration) *session) *writer {
+func newWriter(cfg *Config, q *queue, m *meters, made func(),
+	makeSession func(ended context.Context, lockTimeout time.Duration) *session) *writer {
+	ended, end := context.WithCancel(context.Background())
 	w := &writer{
 		config: cfg, queue: q, meters: m, made: made, log: cfg.Log,
-		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit),
+		split: make(chan []*pending, splitQueueLimit), slow: newBlocked(cfg.SlowQueueLimit), end: end,
 	}
 	for range cfg.Committers {
-		s := makeSession(cfg.LockTimeout)
+		s := makeSession(ended, cfg.LockTimeout)
 		// Now, so that no call waits for it. What keeps it from being made, the first batch is told.
 		_ = s.connect(cfg.ConnectTimeout)
 		w.start(&w.committers, s, (*committer).takeBatches)
 	}
-	w.start(&w.splitter, makeSession(isolateTimeout), (*committer).divideBatches)
+	w.start(&w.splitter, makeSession(ended, isolateTimeout), (*committer).divideBatches)
 	for range cfg.SlowLanes {
-		w.start(&w.lanes, makeSession(laneTimeout), (*committer).waitForLocks)
+		w.start(&w.lanes, makeSession(ended, laneTimeout), (*committer).waitForLocks)
 	}
 	return w
 }
@@ -78,7 +82,9 @@ func (w *writer) close() {
 	w.closing.Do(func() {
 		w.stopping.Store(true)
 		w.queue.shut()
+		defer w.end()
 		cut := time.AfterFunc(closeTimeout, func() {
+			w.end()
 			for _, s := range w.sessions {
 				s.cut()
 			}
