@@ -21,6 +21,8 @@ var sessionSettings = map[string]string{
 	"role":             serviceRole,
 	"search_path":      "grantd",
 	"timezone":         "UTC",
+	// What is sent and read is UTF-8, whatever the role or the database is set to.
+	"client_encoding": "UTF8",
 	// What is acknowledged has reached the disk, and the synchronous standby where one is set up.
 	"synchronous_commit": "on",
 	// A dead host must not hold locks.

@@ -60,6 +60,25 @@ func TestSession_SilentHostLeavesTimeForTheNext(t *testing.T) {
 	want(t, s, grant("t", "k", "i", "x"), newly)
 }
 
+// A role or database that is set to another encoding: names were stored as other characters than they have, and what others had stored could
+// not be read.
+func TestSession_SpeaksUTF8(t *testing.T) {
+	b := setup(t)
+	c := grant("t", "k", "i", "x")
+	c.Grant.Scope = map[string]string{"region": "é 東京"}
+	want(t, b.Store, c, newly)
+	exec(t, b.sql, `ALTER DATABASE `+b.sql.Config().Database+` SET client_encoding = 'LATIN1'`)
+	other := open(t, b.url)
+	if a := want(t, other, c, already); a.Entitlement.Grant.Scope["region"] != "é 東京" {
+		t.Errorf("read as %q", a.Entitlement.Grant.Scope["region"])
+	}
+	c.IdempotencyKey, c.Grant.InvoiceID = "k2", "j"
+	want(t, other, c, newly)
+	if got := value[int](t, b.sql, `SELECT count(DISTINCT scope) FROM entitlements`); got != 1 {
+		t.Errorf("the same scope is stored in %d ways", got)
+	}
+}
+
 func TestSession_OpenFailsWithoutADatabase(t *testing.T) {
 	_, err := store.Open(t.Context(), store.Config{DatabaseURL: "postgres://127.0.0.1:1/none", ConnectTimeout: time.Second})
 	if err == nil {
