@@ -3,11 +3,13 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -39,10 +41,11 @@ const (
 // Up brings the database up to date and returns the names of the files it ran; none when it already was. The login needs
 // CREATE on the database and, unless the role grantd_service exists and the login is its member, CREATEROLE.
 func Up(ctx context.Context, databaseURL string) ([]string, error) {
-	cfg, err := pgx.ParseConfig(databaseURL)
+	cfg, err := parse(databaseURL)
 	if err != nil {
-		return nil, fmt.Errorf("database URL: %w", err)
+		return nil, err
 	}
+	cfg.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsReadWrite
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
 
@@ -68,6 +71,18 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 		names = append(names, r.Source.Path)
 	}
 	return names, nil
+}
+
+// connectTimeout is each host's, unless the URL has another: one that is silent must not keep the next from being asked.
+const connectTimeout = 5 * time.Second
+
+func parse(databaseURL string) (*pgx.ConnConfig, error) {
+	cfg, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database URL: %w", err)
+	}
+	cfg.ConnectTimeout = cmp.Or(cfg.ConnectTimeout, connectTimeout)
+	return cfg, nil
 }
 
 // maxTries bounds how often a migration is run that others made fail.
@@ -119,7 +134,12 @@ SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'grantd_service')
 
 // Pending says whether the database lacks migrations that this build needs. It needs no more rights than the service has.
 func Pending(ctx context.Context, databaseURL string) (bool, error) {
-	conn, err := pgx.Connect(ctx, databaseURL)
+	cfg, err := parse(databaseURL)
+	if err != nil {
+		return false, err
+	}
+	cfg.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	conn, err := pgx.ConnectConfig(ctx, cfg)
 	if err != nil {
 		return false, err
 	}

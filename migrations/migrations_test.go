@@ -2,10 +2,12 @@ package migrations_test
 
 import (
 	"context"
+	"net"
 	"net/url"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -120,5 +122,28 @@ func TestUp_ByManyAtOnce(t *testing.T) {
 		if strings.Count(seen, file) != 1 {
 			t.Errorf("%s ran more than once: %s", file, seen)
 		}
+	}
+}
+
+// A primary whose machine is lost stands first in the URL and says nothing: a replica that started then waited for it for ever.
+func TestUp_SilentHostIsNotWaitedForLong(t *testing.T) {
+	u, err := url.Parse(pgtest.NewEmpty(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The kernel takes the connections, and nobody reads from them.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	u.Host = silent.Addr().String() + "," + u.Host
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if ran, err := migrations.Up(ctx, u.String()); err != nil || len(ran) == 0 {
+		t.Errorf("migrated: %v, %v", ran, err)
+	}
+	if pending, err := migrations.Pending(ctx, u.String()); err != nil || pending {
+		t.Errorf("pending: %v, %v", pending, err)
 	}
 }
