@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -285,3 +286,29 @@ func TestValidation_BeforeSQL(t *testing.T) {
 	_, err := b.GrantEntitlement(t.Context(), grant("t1", "", "INV-1"))
 	wantViolations(t, "a malformed grant without a database", err, "idempotency_key")
 }
+
+// A client in another language may send a string that is not UTF-8; gRPC's own word for that is INTERNAL, as for a bug of the service.
+func TestValidation_NotAMessage(t *testing.T) {
+	b := setup(t)
+	for _, method := range []string{
+		pb.EntitlementService_GrantEntitlement_FullMethodName,
+		pb.EntitlementService_GetOperation_FullMethodName,
+		pb.OperatorService_ListDeliveries_FullMethodName,
+	} {
+		for what, request := range map[string]string{
+			"a string that is not UTF-8": "\x0a\x01\xff",
+			"a field that is cut off":    "\x0a\x09bill",
+			"no fields at all":           strings.Repeat("\xff", 16),
+		} {
+			err := b.conn.Invoke(t.Context(), method, []byte(request), nil, grpc.ForceCodec(asBytes{}))
+			wantViolations(t, method+" with "+what, err, "")
+		}
+	}
+}
+
+// asBytes sends requests as they are, and reads no answers.
+type asBytes struct{}
+
+func (asBytes) Marshal(request any) ([]byte, error) { return request.([]byte), nil }
+func (asBytes) Unmarshal([]byte, any) error         { return nil }
+func (asBytes) Name() string                        { return "proto" }

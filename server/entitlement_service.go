@@ -25,7 +25,7 @@ type EntitlementService struct {
 
 // RegisterEntitlementService adds the service to a gRPC server.
 func RegisterEntitlementService(r grpc.ServiceRegistrar, s *store.Store, t *telemetry.Telemetry, log *slog.Logger) {
-	entitlementv1.RegisterEntitlementServiceServer(r, &EntitlementService{store: s, telemetry: t, log: log})
+	entitlementv1.RegisterEntitlementServiceServer(wellFormed{r}, &EntitlementService{store: s, telemetry: t, log: log})
 }
 
 func originOf(ctx context.Context, eventID, source string) store.Origin {

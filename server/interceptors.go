@@ -49,6 +49,7 @@ func (t *Transport) ServerOptions(config *tls.Config, limits Limits) []grpc.Serv
 		limits.MaxConcurrentStreams = defaultMaxConcurrentStreams
 	}
 	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
 		grpc.MaxRecvMsgSize(MaxRequestBytes),
 		grpc.MaxConcurrentStreams(limits.MaxConcurrentStreams),
 		// A goroutine that is used again has grown its stack already; beyond these, each call gets a new one.

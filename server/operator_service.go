@@ -33,7 +33,7 @@ type OperatorService struct {
 
 // RegisterOperatorService adds the service to a gRPC server. breakers is nil where the process delivers nothing.
 func RegisterOperatorService(r grpc.ServiceRegistrar, s *store.Store, breakers Breakers, t *telemetry.Telemetry, log *slog.Logger) {
-	entitlementv1.RegisterOperatorServiceServer(r, &OperatorService{store: s, breakers: breakers, telemetry: t, log: log})
+	entitlementv1.RegisterOperatorServiceServer(wellFormed{r}, &OperatorService{store: s, breakers: breakers, telemetry: t, log: log})
 }
 
 // ListDeliveries implements the contract.
