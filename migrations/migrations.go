@@ -38,6 +38,8 @@ const (
 	letServiceReadSQL = `GRANT SELECT ON grantd.schema_version TO grantd_service`
 )
 
+const encodingSQL = `SELECT pg_encoding_to_char(encoding) FROM pg_database WHERE datname = current_database()`
+
 // Up brings the database up to date and returns the names of the files it ran; none when it already was. The login needs
 // CREATE on the database and, unless the role grantd_service exists and the login is its member, CREATEROLE.
 func Up(ctx context.Context, databaseURL string) ([]string, error) {
@@ -52,6 +54,13 @@ func Up(ctx context.Context, databaseURL string) ([]string, error) {
 	provider, err := newProvider(db)
 	if err != nil {
 		return nil, err
+	}
+	var encoding string
+	if err := db.QueryRowContext(ctx, encodingSQL).Scan(&encoding); err != nil {
+		return nil, fmt.Errorf("migrate: %w", err)
+	}
+	if encoding != "UTF8" {
+		return nil, fmt.Errorf("migrate: the database's encoding is %s and must be UTF8, or it could not hold every scope that callers may send", encoding)
 	}
 	if err := ensure(ctx, db, schemaThereSQL, makeSchemaSQL); err != nil {
 		return nil, fmt.Errorf("migrate: %w", err)
