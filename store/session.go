@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -56,6 +57,8 @@ func applySettings(cfg *pgconn.Config) {
 type session struct {
 	config      *pgx.ConnConfig
 	lockTimeout time.Duration
+	// commitTimeout is how long a COMMIT may be silent.
+	commitTimeout time.Duration
 	// ended ends the making of a connection, and lets no other be made.
 	ended context.Context
 	conn  *pgx.Conn
@@ -86,7 +89,7 @@ func (s *session) connect(timeout time.Duration) error {
 		if err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn); err != nil {
 			return fmt.Errorf("%w: %w", errReadOnly, err)
 		}
-		return nil
+		return s.checkStandby(ctx, conn)
 	}
 	dial, established := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -125,6 +128,30 @@ func (s *session) connect(timeout time.Duration) error {
 	socket := conn.PgConn().Conn()
 	s.socket.Store(&socket)
 	s.established.Store(true)
+	return nil
+}
+
+// standbyAwaitedSQL says whether the service's commits wait for a synchronous standby, and have for a time. Where the service's role may not
+// see it, none does.
+const standbyAwaitedSQL = `
+SELECT EXISTS (SELECT FROM pg_stat_activity
+                WHERE application_name = current_setting('application_name') AND wait_event = 'SyncRep'
+                  AND clock_timestamp() - query_start > make_interval(secs => $1))`
+
+var errStandbyAwaited = errors.New("commits wait for the synchronous standby")
+
+// checkStandby refuses a server whose commits could not be confirmed, so that another one is asked: this may be an old primary beside the new
+// one. PostgreSQL also keeps a session that waits for the standby after its client has left, so that each new one would be one less for
+// everybody.
+func (s *session) checkStandby(ctx context.Context, conn *pgconn.PgConn) error {
+	after := strconv.FormatFloat((s.commitTimeout / 2).Seconds(), 'f', -1, 64)
+	result := conn.ExecParams(ctx, standbyAwaitedSQL, [][]byte{[]byte(after)}, nil, nil, nil).Read()
+	if result.Err != nil {
+		return result.Err
+	}
+	if len(result.Rows) == 1 && string(result.Rows[0][0]) == "t" {
+		return errStandbyAwaited
+	}
 	return nil
 }
 

@@ -167,7 +167,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	s.writer = newWriter(cfg, q, m, s.wake, func(ended context.Context, lockTimeout time.Duration) *session {
-		return &session{config: writerConn, lockTimeout: lockTimeout, ended: ended}
+		return &session{config: writerConn, lockTimeout: lockTimeout, commitTimeout: cfg.CommitTimeout, ended: ended}
 	})
 	if err := errors.Join(s.loadPageTokens(ctx), s.startMaintenance(ctx)); err != nil {
 		s.Close()
