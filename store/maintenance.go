@@ -15,6 +15,8 @@ import (
 const (
 	// maintenanceInterval is how often the store looks for what has expired.
 	maintenanceInterval = 10 * time.Minute
+	// maintenanceTimeout bounds one look, so that a silent server does not end them all.
+	maintenanceTimeout = time.Hour
 	// partitionsAhead is how many days of attempts have a partition before they come: a service that cannot make one has that
 	// long to be noticed before a grant fails for want of it.
 	partitionsAhead = 14
@@ -37,11 +39,7 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 		tick := time.NewTicker(maintenanceInterval)
 		defer tick.Stop()
 		for {
-			now, err := s.databaseTime(ctx)
-			if err == nil {
-				err = s.Maintain(ctx, now)
-			}
-			if err != nil && ctx.Err() == nil {
+			if err := s.maintainNow(ctx); err != nil && ctx.Err() == nil {
 				s.config.Log.Error("maintenance failed, and will be tried again", "error", err)
 			}
 			select {
@@ -52,6 +50,16 @@ func (s *Store) startMaintenance(ctx context.Context) error {
 		}
 	})
 	return nil
+}
+
+func (s *Store) maintainNow(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, maintenanceTimeout)
+	defer cancel()
+	now, err := s.databaseTime(ctx)
+	if err != nil {
+		return err
+	}
+	return s.Maintain(ctx, now)
 }
 
 // databaseTime is the clock that rows are written by.
