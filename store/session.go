@@ -85,12 +85,7 @@ func (s *session) connect(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(s.ended, time.Duration(len(cfg.Fallbacks)+2)*timeout)
 	defer cancel()
 
-	cfg.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-		if err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn); err != nil {
-			return fmt.Errorf("%w: %w", errReadOnly, err)
-		}
-		return s.checkStandby(ctx, conn)
-	}
+	cfg.ValidateConnect = validateWriter(s.commitTimeout)
 	dial, established := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if established.Load() {
@@ -140,19 +135,24 @@ SELECT EXISTS (SELECT FROM pg_stat_activity
 
 var errStandbyAwaited = errors.New("commits wait for the synchronous standby")
 
-// checkStandby refuses a server whose commits could not be confirmed, so that another one is asked: this may be an old primary beside the new
-// one. PostgreSQL also keeps a session that waits for the standby after its client has left, so that each new one would be one less for
-// everybody.
-func (s *session) checkStandby(ctx context.Context, conn *pgconn.PgConn) error {
-	after := strconv.FormatFloat((s.commitTimeout / 2).Seconds(), 'f', -1, 64)
-	result := conn.ExecParams(ctx, standbyAwaitedSQL, [][]byte{[]byte(after)}, nil, nil, nil).Read()
-	if result.Err != nil {
-		return result.Err
+// validateWriter refuses a server that takes no writes, or whose commits could not be confirmed, so that another one is asked: this may be an
+// old primary beside the new one. PostgreSQL also keeps a session that waits for the standby after its client has left, so that each new
+// one would be one less for everybody.
+func validateWriter(commitTimeout time.Duration) pgconn.ValidateConnectFunc {
+	after := strconv.FormatFloat((commitTimeout / 2).Seconds(), 'f', -1, 64)
+	return func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn); err != nil {
+			return fmt.Errorf("%w: %w", errReadOnly, err)
+		}
+		result := conn.ExecParams(ctx, standbyAwaitedSQL, [][]byte{[]byte(after)}, nil, nil, nil).Read()
+		if result.Err != nil {
+			return result.Err
+		}
+		if len(result.Rows) == 1 && string(result.Rows[0][0]) == "t" {
+			return errStandbyAwaited
+		}
+		return nil
 	}
-	if len(result.Rows) == 1 && string(result.Rows[0][0]) == "t" {
-		return errStandbyAwaited
-	}
-	return nil
 }
 
 // bound closes the socket after a time, so that a silent network ends the waiting, unless the timer is stopped or set anew.

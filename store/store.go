@@ -152,7 +152,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		err = fmt.Errorf("open the database: %w", err)
 	} else if len(cfg.Destinations) > 0 {
 		var outbox *pgxpool.Pool
-		if outbox, err = openPool(ctx, cfg, cfg.OutboxConns, pgconn.ValidateConnectTargetSessionAttrsReadWrite, nil); err == nil {
+		if outbox, err = openPool(ctx, cfg, cfg.OutboxConns, validateWriter(cfg.CommitTimeout), nil); err == nil {
 			s.outbox = outbox
 		}
 	}
