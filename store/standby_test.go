@@ -11,8 +11,8 @@ import (
 	"github.com/grantd/grantd/store"
 )
 
-// The synchronous standby is away. PostgreSQL keeps a session whose COMMIT waits for it, also when its client has left; a store that made a new one
-// for each try took all of the server's connections within minutes.
+// The synchronous standby is away. PostgreSQL keeps a session whose COMMIT waits for it, also when its client has left; a store that made
+// a new one for each try took all of the server's connections within minutes.
 func TestCommit_WaitingForTheStandbyTakesNoMoreSessions(t *testing.T) {
 	t.Parallel()
 	url := pgtest.StartServer(t, nil).URL("postgres")
