@@ -341,7 +341,7 @@ func TestOperator_NoAnswerFromTheDatabase(t *testing.T) {
 			typed = d
 		}
 	}
-	if typed.GetOutcome() != retryable || typed.GetFailure().GetReason() != store.ReasonDatabaseUnavailable {
+	if typed.GetOutcome() != retryable || typed.GetFailure().GetReason() != store.ReasonCommitUnknown {
 		t.Errorf("the details: %v", status.Convert(err).Details())
 	}
 	wantOrdered(t, o.redeliver(t, d, 1), already, pending)

@@ -332,8 +332,11 @@ func (s *Store) locate(ctx context.Context, c *Command) error {
 	return nil
 }
 
-// readFailure turns an error of a read into a Failure where a later read may succeed.
+// readFailure turns an error of a read, or of a transaction of the outbox's sessions, into a Failure where a later one may succeed.
 func readFailure(err error) error {
+	if _, unknown := errors.AsType[unknownFate](err); unknown {
+		return &Failure{Reason: ReasonCommitUnknown, RetryDelay: jitter(time.Second), cause: err}
+	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
