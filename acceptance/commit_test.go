@@ -5,11 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/grantd/grantd/client"
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
 	"github.com/grantd/grantd/internal/pgdev/pgtest"
 	"github.com/grantd/grantd/store"
@@ -84,11 +81,7 @@ func TestCommit_NeverSent(t *testing.T) {
 func TestCommit_ReplyLostIsRetriedByTheClient(t *testing.T) {
 	t.Parallel()
 	b, proxy := setupProxied(t)
-	c, err := client.New("passthrough:///"+b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	c := newClient(t, b.addr)
 	reached := proxy.on("COMMIT", breakOff)
 	resp, err := c.Grant(t.Context(), grant("t1", "K", "INV-1"))
 	if err != nil || resp.GetOutcome() != already || resp.GetMatchedBy() != byKey {

@@ -5,9 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/grantd/grantd/client"
 	pb "github.com/grantd/grantd/gen/entitlement/v1"
@@ -18,11 +16,7 @@ import (
 func TestClient_Ledger(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	c, err := client.New("passthrough:///"+b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
+	c := newClient(t, b.addr)
 	ctx := t.Context()
 
 	if _, err := c.Reverse(ctx, reversal("t1", "CASE-0", "INV-1", "team_access")); !isRejected(err, pb.RejectionReason_REJECTION_REASON_NOT_GRANTED, afterState) {
@@ -59,7 +53,7 @@ func TestClient_Ledger(t *testing.T) {
 		t.Errorf("reinstating under a refunded invoice: %v %v", r, err)
 	}
 	var conflicting *client.ConflictError
-	_, err = c.Reverse(ctx, reversal("t1", "CASE-1", "INV-1", "team_access", func(r *pb.ReverseEntitlementRequest) { r.Reason = "fraud" }))
+	_, err := c.Reverse(ctx, reversal("t1", "CASE-1", "INV-1", "team_access", func(r *pb.ReverseEntitlementRequest) { r.Reason = "fraud" }))
 	if !errors.As(err, &conflicting) || conflicting.MatchedBy != byKey || !slices.Equal(differing(conflicting.Conflict), []string{"reason"}) {
 		t.Errorf("another reason: %v", err)
 	}
@@ -78,14 +72,10 @@ func TestClient_Ledger(t *testing.T) {
 func TestClient_NewerRecipe(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	c, err := client.New("passthrough:///"+b.addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
+	c := newClient(t, b.addr)
 	b.want(t, newly, byNothing, grant("t1", "K", "INV-1"))
 	b.exec(t, `UPDATE operations SET recipe = 2`)
-	_, err = c.Grant(t.Context(), grant("t1", "K", "INV-1"))
+	_, err := c.Grant(t.Context(), grant("t1", "K", "INV-1"))
 	var retryable *client.RetryableError
 	if !errors.As(err, &retryable) || retryable.Reason != store.ReasonNewerRecipe {
 		t.Errorf("got %v, want a RetryableError for %s", err, store.ReasonNewerRecipe)

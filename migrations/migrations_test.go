@@ -2,7 +2,6 @@ package migrations_test
 
 import (
 	"context"
-	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -128,20 +127,10 @@ func TestUp_ByManyAtOnce(t *testing.T) {
 // A primary whose machine is lost stands first in the URL and says nothing: a replica that started then waited for it for ever.
 func TestPending_SilentHostIsNotWaitedForLong(t *testing.T) {
 	t.Parallel()
-	u, err := url.Parse(pgtest.New(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The kernel takes the connections, and nobody reads from them.
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	u.Host = silent.Addr().String() + "," + u.Host
+	database := pgtest.BehindSilentHost(t, pgtest.New(t))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if pending, err := migrations.Pending(ctx, u.String()); err != nil || pending {
+	if pending, err := migrations.Pending(ctx, database); err != nil || pending {
 		t.Errorf("pending: %v, %v", pending, err)
 	}
 }

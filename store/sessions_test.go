@@ -2,8 +2,6 @@ package store_test
 
 import (
 	"errors"
-	"net"
-	"net/url"
 	"testing"
 	"time"
 
@@ -45,18 +43,7 @@ func TestSession_EndedInATransactionLosesNothing(t *testing.T) {
 // The machine of the primary is lost: its address answers nothing, not even that it is not there. All the time for a session went to it, and the
 // standby behind it in the URL was never asked, however often a caller tried again.
 func TestSession_SilentHostLeavesTimeForTheNext(t *testing.T) {
-	u, err := url.Parse(pgtest.New(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The kernel takes the connections, and nobody reads from them.
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer silent.Close()
-	u.Host = silent.Addr().String() + "," + u.Host
-	s := open(t, u.String(), func(c *store.Config) { c.ConnectTimeout = 200 * time.Millisecond })
+	s := open(t, pgtest.BehindSilentHost(t, pgtest.New(t)), func(c *store.Config) { c.ConnectTimeout = 200 * time.Millisecond })
 	want(t, s, grant("t", "k", "i", "x"), newly)
 }
 
