@@ -39,15 +39,7 @@ func (c *committer) takeBatches() {
 		if now.Sub(c.lastBlocked) < time.Second {
 			c.run.lockTimeout = isolateTimeout
 		}
-		why := c.commit(batch)
-		if why != nil {
-			// Who divides a batch does not keep the order of its parts.
-			batch = c.queue.part(batch)
-		}
-		if errors.Is(why, errNoRepeat) {
-			why = c.commit(batch)
-		}
-		if why != nil {
+		if why := c.commit(batch); why != nil {
 			c.lastBlocked = time.Now()
 			c.handOver(batch, why)
 		}
@@ -76,8 +68,6 @@ func (c *committer) commit(batch []*pending) error {
 		what, reason := interpretError(err)
 		c.meters.failed(err)
 		switch {
-		case errors.Is(err, errNoRepeat):
-			return err
 		case what == runAgain && try < maxTries:
 			c.meters.retried(err)
 			continue

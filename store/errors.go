@@ -155,8 +155,5 @@ var errBug = errors.New("bug")
 // errRaced says that a command took its invoice's lock, moved its record, and then found that it had been answered meanwhile.
 var errRaced = errors.New("lost a race")
 
-// errNoRepeat says that of commands with the same key, or business key, in one transaction one was no repeat.
-var errNoRepeat = fmt.Errorf("%w against another command of the transaction", errRaced)
-
 // errNotCommitted says that COMMIT ended with another tag, or without the standby that it waited for.
 var errNotCommitted = errors.New("the commit was not confirmed")

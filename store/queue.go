@@ -21,10 +21,6 @@ type pending struct {
 	arrived time.Time
 	// blockedSince is when the slow lanes got it.
 	blockedSince time.Time
-	// afterKey and afterEffect say of a grant that it has waited for another of its key, or of its business key, and so is most likely a
-	// repeat. parted is how often it was taken for one in a transaction that failed.
-	afterKey, afterEffect bool
-	parted                int
 	// ctx carries the caller's span, and is nil where none is recorded.
 	ctx context.Context
 	claims
@@ -103,14 +99,11 @@ type queue struct {
 	// burst is when the first command was put since pick looked last, zero where none was: the clock is read once for all of them.
 	burst time.Time
 	// claimed is scratch for take: what the batch being taken, and the commands it passes over, claim. For an invoice it counts the
-	// grants of the batch; exclusive marks a claim closed to further commands, and repeated to all but repeats.
+	// grants of the batch; exclusive marks it closed to further commands.
 	claimed map[claim]int
 }
 
-const (
-	exclusive = -1
-	repeated  = -2
-)
+const exclusive = -1
 
 func newQueue(limit int) *queue {
 	q := &queue{limit: limit, held: make(map[claim]int), claimed: make(map[claim]int)}
@@ -128,7 +121,7 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 	if q.burst.IsZero() {
 		q.burst = time.Now()
 	}
-	n = min(len(commands), max(0, q.limit-len(q.waiting)))
+	n = min(len(commands), q.limit-len(q.waiting))
 	for _, p := range commands[:n] {
 		p.arrived = q.burst
 	}
@@ -143,8 +136,7 @@ func (q *queue) put(commands []*pending) (n int, closed bool) {
 const muchWaits = 16
 
 // take waits until some command can be run, and moves up to limit of those that may share a transaction into batch: at most one per
-// idempotency key, one per business key and, per invoice, either grants only or one other command. The rest stay, in order. Grants that
-// have waited for another of their key or business key may share a transaction in spite of it: see repeatsOf.
+// idempotency key, one per business key and, per invoice, either grants only or one other command. The rest stay, in order.
 // Whoever took the batch before gives it back with the next call, and nobody else. take returns an empty batch once the queue is closed
 // and empty.
 //
@@ -188,10 +180,6 @@ func (q *queue) pick(batch []*pending, limit int) []*pending {
 		}
 		if !q.mayJoin(p) {
 			// What is passed over closes its keys to those behind it, so that order is kept.
-			if !p.exclusive && p.parted < maxParted {
-				p.afterKey = p.afterKey || q.held[p.operation] > 0 || q.claimed[p.operation] != 0
-				p.afterEffect = p.afterEffect || q.claimed[p.effect] != 0
-			}
 			q.close(p)
 			kept = append(kept, p)
 			continue
@@ -212,36 +200,24 @@ func (q *queue) pick(batch []*pending, limit int) []*pending {
 }
 
 func (q *queue) mayJoin(p *pending) bool {
-	if q.held[p.operation] > 0 || q.held[p.invoice] > 0 || !q.isFree(p.operation, p.afterKey) {
+	if q.held[p.operation] > 0 || q.held[p.invoice] > 0 || q.claimed[p.operation] != 0 {
 		return false
 	}
 	onInvoice := q.claimed[p.invoice]
 	if p.exclusive {
 		return onInvoice == 0
 	}
-	return onInvoice != exclusive && q.isFree(p.effect, p.afterEffect)
-}
-
-func (q *queue) isFree(c claim, after bool) bool {
-	by := q.claimed[c]
-	return by == 0 || by == repeated && after
+	return onInvoice != exclusive && q.claimed[p.effect] == 0
 }
 
 func (q *queue) claim(p *pending) {
-	q.claimed[p.operation] = claimOf(p.afterKey)
+	q.claimed[p.operation] = exclusive
 	if p.exclusive {
 		q.claimed[p.invoice] = exclusive
 		return
 	}
 	q.claimed[p.invoice]++
-	q.claimed[p.effect] = claimOf(p.afterEffect)
-}
-
-func claimOf(after bool) int {
-	if after {
-		return repeated
-	}
-	return exclusive
+	q.claimed[p.effect] = exclusive
 }
 
 func (q *queue) close(p *pending) {
@@ -260,36 +236,6 @@ func (q *queue) close(p *pending) {
 func (q *queue) hold(p *pending) {
 	q.held[p.operation]++
 	q.held[p.invoice]++
-}
-
-// maxParted keeps a row of commands that are no repeats from failing together once for each of them.
-const maxParted = 2
-
-// part takes repeats out of a batch in flight that failed, all but the first of each key and business key, and puts them back before all that
-// waits. What it leaves may be committed in any order.
-func (q *queue) part(batch []*pending) []*pending {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	clear(q.claimed)
-	var back []*pending
-	kept := batch[:0]
-	for _, p := range batch {
-		if q.claimed[p.operation] == 0 && (p.exclusive || q.claimed[p.effect] == 0) {
-			kept = append(kept, p)
-		} else {
-			p.afterKey, p.afterEffect = false, false
-			p.parted++
-			p.state.Store(waiting)
-			drop(q.held, p.operation)
-			drop(q.held, p.invoice)
-			back = append(back, p)
-		}
-		q.close(p)
-	}
-	clear(batch[len(kept):])
-	q.inFlight -= len(back)
-	q.waiting = append(back, q.waiting...)
-	return kept
 }
 
 // release gives back what the commands held in flight.

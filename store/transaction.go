@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -136,7 +135,6 @@ func (t *transaction) abandon(ctx context.Context, why error) error {
 func (t *transaction) decide(batch []*pending) error {
 	t.out.reset()
 	t.replayed = false
-	repeats := repeatsOf(batch)
 	for i, p := range batch {
 		f := &t.facts[i]
 		t.replayed = t.replayed || f.known != nil
@@ -159,28 +157,10 @@ func (t *transaction) decide(batch []*pending) error {
 			p.err = newerRecipe()
 			continue
 		}
-		if ch.operation != nil && repeats[p.operation] > 1 || ch.granted != nil && repeats[p.effect] > 1 {
-			return errNoRepeat
-		}
 		p.answer, p.err = answer, nil
 		t.out.add(&p.command, &p.answer, &ch, id.attempt, f.now, t.destinations)
 	}
 	return nil
-}
-
-// repeatsOf counts the commands of each key and business key, where some of them may be the same. Those that do not write what they have in
-// common, a key or an effect, change nothing for each other: each is told what it would be told in a transaction of its own. Where one
-// does, that was the others' to see, and the transaction must not commit.
-func repeatsOf(batch []*pending) map[claim]int {
-	if !slices.ContainsFunc(batch, func(p *pending) bool { return p.afterKey || p.afterEffect }) {
-		return nil
-	}
-	repeats := make(map[claim]int, 2*len(batch))
-	for _, p := range batch {
-		repeats[p.operation]++
-		repeats[p.effect]++
-	}
-	return repeats
 }
 
 // write is the last flight. COMMIT travels with it: the tables' unique constraints stop a lost race, and with it the
