@@ -35,7 +35,7 @@ type operator struct {
 }
 
 func (o *operator) followUps(io stdio) *followUps {
-	return &followUps{&o.Target, o.Tenant, io.operator}
+	return &followUps{&o.Target, io.environment, o.Tenant, io.operator}
 }
 
 // operatorService is how every command here reaches a server, and how it prints what that says.

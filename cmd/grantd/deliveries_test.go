@@ -41,6 +41,8 @@ type operators struct {
 	asked []proto.Message
 	// removed says that the delivery is there no more, terminal that people read what is printed.
 	removed, terminal bool
+	// environment has the variables beside the user's name.
+	environment []string
 }
 
 func (o *operators) ListDeliveries(_ context.Context, r *entitlementv1.ListDeliveriesRequest) (*entitlementv1.ListDeliveriesResponse, error) {
@@ -121,7 +123,7 @@ func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err
 	}
 	args = append(first, args[1:]...)
 	var out, errOut bytes.Buffer
-	env := []string{"USER=ana"}
+	env := append([]string{"USER=ana"}, o.environment...)
 	err = runOn(t.Context(), args, env, stdio{stdout: &out, stderr: &errOut, terminal: o.terminal, operator: operatorOf(env)})
 	return out.String(), err
 }
@@ -161,6 +163,25 @@ func TestDeliveries_TablesFitTheTerminal(t *testing.T) {
 	}
 	if !proto.Equal(last, want) {
 		t.Errorf("asked %v, want %v", last, want)
+	}
+}
+
+// A printed command left out what was a default. Where a variable says otherwise, the copied command went to another server.
+func TestDeliveries_CommandsOverruleTheEnvironment(t *testing.T) {
+	o := operators{environment: []string{"GRANTD_ADDR=grantd:443", "GRANTD_INSECURE_PLAINTEXT=true"}}
+	out, err := o.deliveries(t, "show", theDelivery, "--insecure-plaintext=false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out, " --insecure-plaintext=false --reason=REASON\n"); n != 2 {
+		t.Errorf("%d of 2 commands are the caller's own:\n%s", n, out)
+	}
+	want := target{Addr: "grantd:443", InsecurePlaintext: true}
+	if got := environmentTarget(o.environment); got != want {
+		t.Errorf("the environment names %+v, want %+v", got, want)
+	}
+	if got := environmentTarget([]string{"GRANTD_INSECURE_PLAINTEXT=perhaps"}); got != (target{}) {
+		t.Errorf("what no flag can be gives %+v", got)
 	}
 }
 

@@ -511,6 +511,9 @@ func TestFollowUps_Command(t *testing.T) {
 		"grantd deliveries resume crm --addr=grantd:80 --insecure-plaintext --reason=REASON": {
 			operator: "ana@desk", target: &target{Addr: "grantd:80", InsecurePlaintext: true},
 		},
+		"grantd deliveries resume crm --addr=127.0.0.1:50051 --insecure-plaintext=false --reason=REASON": {
+			operator: "ana@desk", target: &target{Addr: defaultAddr}, environment: target{Addr: "grantd:80", InsecurePlaintext: true},
+		},
 	} {
 		if got := strings.Join(f.resume("crm"), " "); got != want {
 			t.Errorf("%s, want %s", got, want)

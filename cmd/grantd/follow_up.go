@@ -1,12 +1,17 @@
 package main
 
-import "strings"
+import (
+	"cmp"
+	"strings"
+)
 
 // followUps are commands that go on from the one that prints them. Each carries the flags that it needs, so that it can be copied; a
 // word in capitals stands where a person must say something.
 type followUps struct {
 	target *target
-	tenant string
+	// environment is the target of a command without flags.
+	environment target
+	tenant      string
 	// operator is who runs the commands, empty where the environment does not say so: then the person must.
 	operator string
 }
@@ -14,15 +19,20 @@ type followUps struct {
 // command is the words of one, as a shell takes them.
 func (f *followUps) command(words ...string) []string {
 	words = append([]string{"grantd"}, words...)
-	for _, set := range []struct{ name, value, unset string }{
-		{"addr", f.target.Addr, defaultAddr}, {"ca", f.target.CA, ""}, {"cert", f.target.Cert, ""}, {"cert-key", f.target.CertKey, ""},
+	for _, set := range []struct{ name, value, environment, unset string }{
+		{"addr", f.target.Addr, f.environment.Addr, defaultAddr}, {"ca", f.target.CA, f.environment.CA, ""},
+		{"cert", f.target.Cert, f.environment.Cert, ""}, {"cert-key", f.target.CertKey, f.environment.CertKey, ""},
 	} {
-		if set.value != set.unset {
+		// The default, too, must be said where a variable says something else.
+		if set.value != set.unset || set.value != cmp.Or(set.environment, set.unset) {
 			words = append(words, flag(set.name, set.value))
 		}
 	}
-	if f.target.InsecurePlaintext {
+	switch {
+	case f.target.InsecurePlaintext:
 		words = append(words, "--insecure-plaintext")
+	case f.environment.InsecurePlaintext:
+		words = append(words, "--insecure-plaintext=false")
 	}
 	return words
 }

@@ -47,6 +47,8 @@ type stdio struct {
 	terminal bool
 	// operator is who runs the command, empty where the environment does not say so.
 	operator string
+	// environment is the server that a command without flags would call.
+	environment target
 }
 
 // command is what each of them implements.
@@ -90,6 +92,7 @@ func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
 	if err != nil {
 		return err
 	}
+	io.environment = environmentTarget(env)
 	selected := parsed.Selected().Target.Addr().Interface().(command)
 	return selected.run(ctx, io)
 }

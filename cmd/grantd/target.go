@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
@@ -25,6 +26,16 @@ type target struct {
 	Cert              string `help:"PEM file of the certificate that tells the server who calls." type:"path" env:"GRANTD_CERT"`
 	CertKey           string `help:"PEM file of its private key." type:"path" env:"GRANTD_CERT_KEY"`
 	InsecurePlaintext bool   `help:"Call a server that is not on loopback in plaintext." env:"GRANTD_INSECURE_PLAINTEXT"`
+}
+
+// environmentTarget is what the environment says where no flag does. What it says wrongly says nothing.
+func environmentTarget(env []string) (t target) {
+	if parser, err := kong.New(&t, kong.Resolvers(environment(env)), kong.Vars{"addr": defaultAddr}); err == nil {
+		if _, err = parser.Parse(nil); err == nil {
+			return t
+		}
+	}
+	return target{}
 }
 
 // defaultAddr is the default of --addr.
