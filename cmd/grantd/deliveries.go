@@ -193,7 +193,18 @@ type statement struct {
 	Reason string `required:"" help:"Why." env:"GRANTD_DELIVERIES_REASON"`
 }
 
-var errNoActor = errors.New("--actor is required where the variable USER is not set")
+// check refuses what would be kept for ever and tells nobody anything.
+func (s statement) check() error {
+	switch {
+	case s.Actor == "":
+		return errors.New("--actor is required where the variable USER is not set")
+	case s.Actor == actorToSay:
+		return errors.New("--actor: say who does it in place of " + actorToSay)
+	case s.Reason == reasonToSay:
+		return errors.New("--reason: say why in place of " + reasonToSay)
+	}
+	return nil
+}
 
 // operatorOf is user@host, or empty where the environment does not say who the user is.
 func operatorOf(env []string) string {
@@ -219,8 +230,8 @@ type answered interface {
 
 // send finds the delivery's name, has send make the call, and prints its answer. A rejection is an error.
 func (c *order) send(ctx context.Context, io stdio, send func(context.Context, entitlementv1.OperatorServiceClient, *entitlementv1.GetDeliveryRequest) (answered, error)) error {
-	if c.Actor == "" {
-		return errNoActor
+	if err := c.check(); err != nil {
+		return err
 	}
 	name, err := c.request(c.Tenant)
 	if err != nil {
@@ -354,8 +365,8 @@ type deliveriesResumeCmd struct {
 }
 
 func (c *deliveriesResumeCmd) run(ctx context.Context, io stdio) error {
-	if c.Actor == "" {
-		return errNoActor
+	if err := c.check(); err != nil {
+		return err
 	}
 	var answer *entitlementv1.ResumeDestinationResponse
 	err := c.call(ctx, func(ctx context.Context, service entitlementv1.OperatorServiceClient) (err error) {

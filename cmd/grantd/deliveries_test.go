@@ -341,6 +341,8 @@ func TestDeliveries_RejectionsAndMistakesAreErrors(t *testing.T) {
 		"no entry":     {[]string{"show", theEntitlement + "/x/crm"}, "the entry must be a number"},
 		"no reason":    {[]string{"discard", theDelivery}, "missing flags: --reason"},
 		"no actor":     {[]string{"discard", theDelivery, "--reason", "r", "--actor", ""}, "--actor is required"},
+		"no actor, 2":  {[]string{"redeliver", theDelivery, "--reason", "r", "--actor", "ACTOR"}, "--actor: say who does it in place of ACTOR"},
+		"no reason, 2": {[]string{"resume", "crm", "--reason", "REASON"}, "--reason: say why in place of REASON"},
 		"no finding":   {[]string{"resolve", theDelivery, "--reason", "r"}, "missing flags: --as"},
 		"no limit":     {[]string{"list", "--limit", "0"}, "--limit must be positive"},
 		"no state":     {[]string{"list", "--state", "lost"}, "--state: must be one of"},

@@ -16,6 +16,12 @@ type followUps struct {
 	operator string
 }
 
+// What stands for what a person must say. No order is given with it.
+const (
+	actorToSay  = "ACTOR"
+	reasonToSay = "REASON"
+)
+
 // command is the words of one, as a shell takes them.
 func (f *followUps) command(words ...string) []string {
 	words = append([]string{"grantd"}, words...)
@@ -54,9 +60,9 @@ func (f *followUps) resume(destination string, flags ...string) []string {
 
 func (f *followUps) stated(words []string) []string {
 	if f.operator == "" {
-		words = append(words, "--actor=ACTOR")
+		words = append(words, flag("actor", actorToSay))
 	}
-	return append(words, "--reason=REASON")
+	return append(words, flag("reason", reasonToSay))
 }
 
 // flag keeps its value also where that begins like another flag.
