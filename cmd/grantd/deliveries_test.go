@@ -245,6 +245,34 @@ func TestDeliveries_AttemptsTakeAsLongAsInExplain(t *testing.T) {
 	wantAll(t, explained.String(), "took 1999 ms")
 }
 
+// The story of a refund has the delivery that is held back, but not the grant's, which holds it: both commands lead there.
+func TestDeliveries_HeldLeadsToItsHolder(t *testing.T) {
+	pending := func(entry, heldBy int64) *entitlementv1.DeliveryStory {
+		return &entitlementv1.DeliveryStory{Delivery: &entitlementv1.Delivery{
+			DeliveryId: theDelivery, Destination: "crm", State: entitlementv1.DeliveryState_DELIVERY_STATE_PENDING,
+			EntitlementId: theEntitlement, EntryNumber: entry, HeldByEntryNumber: heldBy,
+		}}
+	}
+	const way = "waits until entry 1 is settled here; see that with grantd deliveries show " + theEntitlement + "/1/crm --tenant=acme"
+	var shown bytes.Buffer
+	if err := writeStory(stdio{stdout: &shown}, acmeNext, pending(2, 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	wantAll(t, shown.String(), way)
+	explain := func(told ...*entitlementv1.DeliveryStory) string {
+		s := story{key: theKey, found: &entitlementv1.GetOperationResponse{Operation: &entitlementv1.Operation{IdempotencyKey: theKey}, Deliveries: told}}
+		var out bytes.Buffer
+		if err := writeStories(&out, &explainCmd{Tenant: "acme"}, acmeNext, []story{s}, false); err != nil {
+			t.Fatal(err)
+		}
+		return strings.ReplaceAll(out.String(), "\\\n", "")
+	}
+	wantAll(t, explain(pending(2, 1)), way)
+	if both := explain(pending(1, 0), pending(2, 1)); strings.Contains(both, "see that with") {
+		t.Errorf("the story has entry 1 itself:\n%s", both)
+	}
+}
+
 // A destination is every tenant's, so that its pause is ended without naming one. The list has the command.
 func TestDeliveries_Resume(t *testing.T) {
 	o := operators{terminal: true}

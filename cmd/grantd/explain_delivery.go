@@ -23,8 +23,10 @@ func (s *story) addDelivery(d *entitlementv1.DeliveryStory, next *followUps, add
 	case v.GetLeaseUntil() != nil:
 		now += ", lease until " + stored(v.GetLeaseUntil())
 	}
-	add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey())).
-		waysOn = waysOn(next, v, s.pause(v.GetDestination()))
+	told := add(v.GetCreatedAt(), "delivery to "+v.GetDestination(), entry, now, named("id", v.GetDeliveryId()), named("key", v.GetDeliveryKey()))
+	if !s.tellsHolder(v) {
+		told.waysOn = waysOn(next, v, s.pause(v.GetDestination()))
+	}
 	to := "to " + v.GetDestination()
 	for _, run := range retried(d) {
 		first, a := run[0], run[len(run)-1]
@@ -53,7 +55,15 @@ func (s *story) addDelivery(d *entitlementv1.DeliveryStory, next *followUps, add
 // gone is why a destination is paused, ever.
 const gone = "it answered 410 Gone"
 
-// wayOn is what a delivery waits for a person to do, and the command that does it.
+// tellsHolder says whether the delivery that holds this one back is in the same story.
+func (s *story) tellsHolder(held *entitlementv1.Delivery) bool {
+	return slices.ContainsFunc(s.found.GetDeliveries(), func(o *entitlementv1.DeliveryStory) bool {
+		d := o.GetDelivery()
+		return d.GetEntryNumber() == held.GetHeldByEntryNumber() && d.GetEntitlementId() == held.GetEntitlementId() && d.GetDestination() == held.GetDestination()
+	})
+}
+
+// wayOn is what a delivery waits for, and the command that goes on from there.
 type wayOn struct {
 	why     string
 	command []string
@@ -72,8 +82,12 @@ func (s *story) pause(destination string) *entitlementv1.DestinationPause {
 // waysOn are in the order in which they are gone. What an earlier entry holds back waits for that one alone.
 func waysOn(next *followUps, d *entitlementv1.Delivery, pause *entitlementv1.DestinationPause) (all []wayOn) {
 	state := d.GetState()
-	if d.GetSettledAt() != nil || d.GetHeldByEntryNumber() != 0 {
+	if d.GetSettledAt() != nil {
 		return nil
+	}
+	if n := d.GetHeldByEntryNumber(); n != 0 {
+		holder := fmt.Sprintf("%s/%d/%s", d.GetEntitlementId(), n, d.GetDestination())
+		return []wayOn{{fmt.Sprintf("waits until entry %d is settled here; see that with", n), next.show(holder)}}
 	}
 	if pause != nil {
 		why := fmt.Sprintf("destination %s is paused since %s because %s; resume with", d.GetDestination(), stored(pause.GetPausedAt()), gone)

@@ -48,6 +48,11 @@ func (f *followUps) explain(flags ...string) []string {
 	return f.command(append([]string{"explain", flag("tenant", f.tenant)}, flags...)...)
 }
 
+// show tells of a delivery of the tenant.
+func (f *followUps) show(delivery string) []string {
+	return f.command("deliveries", "show", shellWord(delivery), flag("tenant", f.tenant))
+}
+
 // order changes a delivery of the tenant.
 func (f *followUps) order(verb, delivery string, flags ...string) []string {
 	return f.stated(f.command(append([]string{"deliveries", verb, shellWord(delivery), flag("tenant", f.tenant)}, flags...)...))
