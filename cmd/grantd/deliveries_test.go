@@ -367,7 +367,7 @@ func TestDeliveries_RejectionsAndMistakesAreErrors(t *testing.T) {
 		"not found, 2": {[]string{"redeliver", theDelivery, "--reason", "r"}, "no such delivery"},
 		"no name":      {[]string{"show", "crm"}, "names no delivery"},
 		"no entry":     {[]string{"show", theEntitlement + "/x/crm"}, "the entry must be a number"},
-		"no reason":    {[]string{"discard", theDelivery}, "missing flags: --reason"},
+		"no reason":    {[]string{"discard", theDelivery}, "missing flags: --reason=STRING (see grantd deliveries discard --help)"},
 		"no actor":     {[]string{"discard", theDelivery, "--reason", "r", "--actor", ""}, "--actor is required"},
 		"no actor, 2":  {[]string{"redeliver", theDelivery, "--reason", "r", "--actor", "ACTOR"}, "--actor: say who does it in place of ACTOR"},
 		"no reason, 2": {[]string{"resume", "crm", "--reason", "REASON"}, "--reason: say why in place of REASON"},

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,11 +91,21 @@ func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
 	}
 	parsed, err := parser.Parse(args)
 	if err != nil {
-		return err
+		return withHelp(err)
 	}
 	io.environment = environmentTarget(env)
 	selected := parsed.Selected().Target.Addr().Interface().(command)
 	return selected.run(ctx, io)
+}
+
+// withHelp says where a command that was called wrongly tells how it is called.
+func withHelp(err error) error {
+	var usage *kong.ParseError
+	if !errors.As(err, &usage) || usage.Context == nil {
+		return err
+	}
+	called := cmp.Or(usage.Context.Selected(), usage.Context.Model.Node)
+	return fmt.Errorf("%w (see %s --help)", err, called.FullPath())
 }
 
 // environment reads the variables of the flags from env, rather than from the process, so that a command depends on nothing but
