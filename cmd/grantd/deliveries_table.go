@@ -114,11 +114,7 @@ func writeDeliveries(io stdio, next *followUps, list *entitlementv1.ListDeliveri
 	t = &table{width: []int{terminalColumns - 2 - len("HALF_OPEN")}}
 	t.add("DESTINATION", "BREAKER")
 	for _, s := range list.GetDestinations() {
-		breaker := plain(s.GetBreaker(), "BREAKER_STATE_")
-		if s.GetBreaker() == entitlementv1.BreakerState_BREAKER_STATE_UNSPECIFIED {
-			breaker = "-" // the server does not deliver to it
-		}
-		t.add(s.GetDestination(), breaker)
+		t.add(s.GetDestination(), breakerOf(s))
 	}
 	if err := t.write(io); err != nil {
 		return err
@@ -133,6 +129,14 @@ func writeDeliveries(io stdio, next *followUps, list *entitlementv1.ListDeliveri
 		}
 	}
 	return nil
+}
+
+// breakerOf is what the server that answers makes of a destination. It may say nothing at all of one that is not in its file.
+func breakerOf(s *entitlementv1.DestinationStatus) string {
+	if s.GetBreaker() == entitlementv1.BreakerState_BREAKER_STATE_UNSPECIFIED {
+		return "none: this server sends it nothing"
+	}
+	return plain(s.GetBreaker(), "BREAKER_STATE_")
 }
 
 func entryOf(d *entitlementv1.Delivery) string {
@@ -173,7 +177,13 @@ func fields(io stdio, pairs ...string) error {
 // writeStory prints a delivery, its attempts and the operators' actions, and what it waits for.
 func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory, destinations []*entitlementv1.DestinationStatus) error {
 	d := s.GetDelivery()
-	if err := writeDelivery(io, d); err != nil {
+	var destination *entitlementv1.DestinationStatus
+	for _, s := range destinations {
+		if s.GetDestination() == d.GetDestination() {
+			destination = s
+		}
+	}
+	if err := writeDelivery(io, d, destination); err != nil {
 		return err
 	}
 	if len(s.GetAttempts()) > 0 {
@@ -206,13 +216,7 @@ func writeStory(io stdio, next *followUps, s *entitlementv1.DeliveryStory, desti
 			return err
 		}
 	}
-	var pause *entitlementv1.DestinationPause
-	for _, s := range destinations {
-		if s.GetDestination() == d.GetDestination() {
-			pause = s.GetPause()
-		}
-	}
-	for _, w := range waysOn(next, d, pause) {
+	for _, w := range waysOn(next, d, destination.GetPause()) {
 		lines := append(wrap(w.why, io.columns()), commandLines(w.command, io.columns())...)
 		if _, err := fmt.Fprintf(io.stdout, "\n%s\n", strings.Join(lines, "\n")); err != nil {
 			return err
@@ -231,8 +235,11 @@ func joined(parts ...string) string {
 	return strings.Join(full, "; ")
 }
 
-func writeDelivery(io stdio, d *entitlementv1.Delivery) error {
-	held, body, told := "", "", ""
+func writeDelivery(io stdio, d *entitlementv1.Delivery, destination *entitlementv1.DestinationStatus) error {
+	held, body, told, breaker := "", "", "", ""
+	if d.GetSettledAt() == nil {
+		breaker = breakerOf(destination)
+	}
 	if n := d.GetHeldByEntryNumber(); n != 0 {
 		held = fmt.Sprintf("entry %d, which is not settled", n)
 	}
@@ -244,7 +251,7 @@ func writeDelivery(io stdio, d *entitlementv1.Delivery) error {
 	}
 	b := d.GetBusinessKey()
 	return fields(io,
-		"delivery", d.GetDeliveryId(), "key", d.GetDeliveryKey(), "destination", d.GetDestination(), "state", plainState(d.GetState()),
+		"delivery", d.GetDeliveryId(), "key", d.GetDeliveryKey(), "destination", d.GetDestination(), "breaker", breaker, "state", plainState(d.GetState()),
 		"attempts", fmt.Sprintf("%d, %d counted against the limit", d.GetAttempts(), d.GetPoison()),
 		"due", moment(d.GetNextAttemptAt()), "lease until", moment(d.GetLeaseUntil()), "held by", held, "last error", d.GetLastError(),
 		"created", moment(d.GetCreatedAt()), "settled", moment(d.GetSettledAt()),

@@ -273,6 +273,26 @@ func TestDeliveries_HeldLeadsToItsHolder(t *testing.T) {
 	}
 }
 
+// A delivery was due, and nothing said why it did not go out.
+func TestDeliveries_ShowTheBreaker(t *testing.T) {
+	open := &entitlementv1.DestinationStatus{Destination: "crm", Breaker: entitlementv1.BreakerState_BREAKER_STATE_OPEN}
+	for want, test := range map[string]struct {
+		settled      *timestamppb.Timestamp
+		destinations []*entitlementv1.DestinationStatus
+	}{
+		"destination crm breaker OPEN state":                               {nil, []*entitlementv1.DestinationStatus{{Destination: "billing"}, open}},
+		"destination crm breaker none: this server sends it nothing state": {},
+		"destination crm state":                                            {timestamppb.Now(), []*entitlementv1.DestinationStatus{open}},
+	} {
+		story := &entitlementv1.DeliveryStory{Delivery: &entitlementv1.Delivery{Destination: "crm", SettledAt: test.settled}}
+		var out bytes.Buffer
+		if err := writeStory(stdio{stdout: &out}, acmeNext, story, test.destinations); err != nil {
+			t.Fatal(err)
+		}
+		wantAll(t, out.String(), want)
+	}
+}
+
 // A destination is every tenant's, so that its pause is ended without naming one. The list has the command.
 func TestDeliveries_Resume(t *testing.T) {
 	o := operators{terminal: true}
