@@ -202,6 +202,14 @@ func removed(ctx context.Context, tx pgx.Tx, o *DeliveryOrder) (OrderAnswer, err
 	}, nil
 }
 
+// orderInstead is what goes on from the states that an order may meet where it does not apply.
+var orderInstead = map[entitlementv1.DeliveryState]string{
+	pendingState: ", and goes out by itself",
+	sendingState: ", and its attempt is under way",
+	unknownState: ": resolve or discard it",
+	deadState:    ": redeliver or discard it",
+}
+
 func orderRejection(why entitlementv1.RejectionReason, f orderFacts) *Rejection {
 	r := &Rejection{Reason: why, Retry: entitlementv1.RetryAdvice_RETRY_ADVICE_NEVER}
 	switch why {
@@ -212,9 +220,9 @@ func orderRejection(why entitlementv1.RejectionReason, f orderFacts) *Rejection 
 	case entitlementv1.RejectionReason_REJECTION_REASON_DELIVERY_REMOVED:
 		r.Message = "it was settled and removed after its retention, or the entry was never bound for this destination"
 	case entitlementv1.RejectionReason_REJECTION_REASON_DELIVERY_MOVED_ON:
-		r.Message = fmt.Sprintf("it has had %d attempts, not %d", f.attempts, f.observed)
+		r.Message = fmt.Sprintf("attempts until now: %d, not %d; look at it again", f.attempts, f.observed)
 	default:
-		r.Message = fmt.Sprintf("it is %s", strings.TrimPrefix(f.state.String(), "DELIVERY_STATE_"))
+		r.Message = "it is " + strings.TrimPrefix(f.state.String(), "DELIVERY_STATE_") + orderInstead[f.state]
 		r.Retry = entitlementv1.RetryAdvice_RETRY_ADVICE_AFTER_STATE_CHANGE
 	}
 	return r

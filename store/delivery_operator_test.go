@@ -155,7 +155,9 @@ func TestResolve_SettlesTheUnknown(t *testing.T) {
 	d := claimOne(t, b.Store, "ledger")
 	wantOrder(t, rejected, isElsewhere)(b.Resolve(t.Context(), order(d), arrived))
 	settle(t, b.Store, store.Unknown, d)
-	wantOrder(t, rejected, isElsewhere)(b.Redeliver(t.Context(), order(d)))
+	if a := wantOrder(t, rejected, isElsewhere)(b.Redeliver(t.Context(), order(d))); a.Rejection.Message != "it is UNKNOWN: resolve or discard it" {
+		t.Errorf("the operator is told %q", a.Rejection.Message)
+	}
 	o := order(d)
 	o.ObservedAttempts = 1
 	wantOrder(t, newly, 0)(b.Resolve(t.Context(), o, sendAgain))
