@@ -115,8 +115,11 @@ var notLookedAt = regexp.MustCompile(`cannot retry err \[.*(GOAWAY|REFUSED_STREA
 // event; after that it may, unless it says otherwise.
 func failedCall(ctx context.Context, err error, wrote bool) result {
 	reason := err.Error()
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		reason = "no answer within the deadline"
+	case strings.HasSuffix(reason, "timeout awaiting response headers"):
+		reason = "no answer began within the timeout"
 	}
 	if wrote && !notLookedAt.MatchString(reason) {
 		return result{verdict: uncertain, reason: reason}
