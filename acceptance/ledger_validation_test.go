@@ -58,6 +58,7 @@ func TestValidation_Ledger(t *testing.T) {
 		"a negative version":    {func(r *pb.ReverseEntitlementRequest) { r.GetBusinessKey().OperationVersion = -1 }, []string{"business_key.operation_version"}},
 		"no reason":             {func(r *pb.ReverseEntitlementRequest) { r.Reason = "" }, []string{"reason"}},
 		"long reason":           {func(r *pb.ReverseEntitlementRequest) { r.Reason = strings.Repeat("x", 501) }, []string{"reason"}},
+		"blank reason":          {func(r *pb.ReverseEntitlementRequest) { r.Reason = " \u3000" }, []string{"reason"}},
 		"two lines of reason":   {func(r *pb.ReverseEntitlementRequest) { r.Reason = "a\nb" }, []string{"reason"}},
 		"no actor":              {func(r *pb.ReverseEntitlementRequest) { r.Actor = "" }, []string{"actor"}},
 		"long actor":            {func(r *pb.ReverseEntitlementRequest) { r.Actor = long }, []string{"actor"}},

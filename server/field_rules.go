@@ -38,8 +38,8 @@ const (
 	ruleSameEffect      = "Must be the same as in business_key."
 
 	ruleRecordedVersion  = "Required: must be at least 1."
-	ruleReason           = "Required: 1 to 500 bytes of valid UTF-8 without control characters."
-	ruleActor            = "Required: 1 to 200 bytes of valid UTF-8 without control characters."
+	ruleReason           = "Required: 1 to 500 bytes of valid UTF-8 without control characters, not all of them spaces."
+	ruleActor            = "Required: 1 to 200 bytes of valid UTF-8 without control characters, not all of them spaces."
 	ruleEntitlementState = "Must be ACTIVE or REVERSED, or unset."
 	ruleEventFilter      = "Must be 1 to 200 bytes of valid UTF-8 without NUL."
 	ruleOperationFilter  = "Required: event_id, invoice_id or entitlement_type."
@@ -151,9 +151,9 @@ func isText(s string, maxBytes int) bool {
 	return len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
-// isStatement accepts what a person says in one line.
+// isStatement accepts what a person says in one line. It is kept for ever, and blank would tell nobody anything.
 func isStatement(s string, maxBytes int) bool {
-	return s != "" && isText(s, maxBytes) && !strings.ContainsFunc(s, unicode.IsControl)
+	return strings.TrimSpace(s) != "" && isText(s, maxBytes) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
 // isRecipient accepts an address that a mail can be sent to, and looks at its form no closer than that: only its own server knows more.

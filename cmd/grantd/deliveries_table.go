@@ -104,6 +104,9 @@ func writeDeliveries(io stdio, next *followUps, list *entitlementv1.ListDeliveri
 	if err := t.write(io); err != nil {
 		return err
 	}
+	if len(list.GetDeliveries()) == 0 {
+		fmt.Fprintf(io.stdout, "none of tenant %s\n", visible(next.tenant))
+	}
 	if list.GetNextPageToken() != "" {
 		fmt.Fprintln(io.stdout, "There are more: raise --limit, or choose with --state and --destination.")
 	}

@@ -41,12 +41,17 @@ type operators struct {
 	asked []proto.Message
 	// removed says that the delivery is there no more, terminal that people read what is printed.
 	removed, terminal bool
+	// none says that the tenant has no deliveries.
+	none bool
 	// environment has the variables beside the user's name.
 	environment []string
 }
 
 func (o *operators) ListDeliveries(_ context.Context, r *entitlementv1.ListDeliveriesRequest) (*entitlementv1.ListDeliveriesResponse, error) {
 	o.asked = append(o.asked, r)
+	if o.none {
+		return &entitlementv1.ListDeliveriesResponse{}, nil
+	}
 	return &entitlementv1.ListDeliveriesResponse{
 		Deliveries: slices.Repeat([]*entitlementv1.Delivery{stuckDelivery()}, int(min(r.GetPageSize(), 2))), NextPageToken: "more",
 		Destinations: []*entitlementv1.DestinationStatus{
@@ -207,6 +212,14 @@ func TestDeliveries_NothingIsCutElsewhere(t *testing.T) {
 				t.Errorf("%s lacks %q:\n%s", kind, whole, out)
 			}
 		}
+	}
+}
+
+// Whoever mistyped the tenant was shown the head of a table, and nothing to doubt the name by.
+func TestDeliveries_NoneNamesTheTenant(t *testing.T) {
+	o := &operators{none: true}
+	if out, err := o.deliveries(t, "list"); err != nil || !strings.Contains(out, "none of tenant acme\n") {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

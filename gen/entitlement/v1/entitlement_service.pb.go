@@ -1304,9 +1304,9 @@ type ReverseEntitlementRequest struct {
 	//	*ReverseEntitlementRequest_EntitlementId
 	//	*ReverseEntitlementRequest_BusinessKey
 	Target isReverseEntitlementRequest_Target `protobuf_oneof:"target"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. Part of the payload.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. Part of the payload.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. Part of the payload.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. Part of the payload.
 	Actor string `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
 	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
@@ -1622,9 +1622,9 @@ type ReinstateEntitlementRequest struct {
 	//	*ReinstateEntitlementRequest_EntitlementId
 	//	*ReinstateEntitlementRequest_BusinessKey
 	Target isReinstateEntitlementRequest_Target `protobuf_oneof:"target"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. Part of the payload.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. Part of the payload.
 	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. Part of the payload.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. Part of the payload.
 	Actor string `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
 	// Which event asked. At most 200 bytes of UTF-8 without NUL. May differ in a replay; kept with each attempt.
 	EventId string `protobuf:"bytes,7,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`

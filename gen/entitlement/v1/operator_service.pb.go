@@ -571,9 +571,9 @@ type RedeliverDeliveryRequest struct {
 	// How many attempts the operator saw. Not 0: the delivery is redelivered only if it has just as many, so that a late repeat of this
 	// request never sends it once more after it has died again; such a repeat is ALREADY_APPLIED. 0: the state alone decides.
 	ObservedAttempts int64 `protobuf:"varint,5,opt,name=observed_attempts,json=observedAttempts,proto3" json:"observed_attempts,omitempty"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Actor string `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Reason        string `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -814,9 +814,9 @@ type DiscardDeliveryRequest struct {
 	//	*DiscardDeliveryRequest_DeliveryKey
 	//	*DiscardDeliveryRequest_Reference
 	Name isDiscardDeliveryRequest_Name `protobuf_oneof:"name"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Actor string `protobuf:"bytes,5,opt,name=actor,proto3" json:"actor,omitempty"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Reason        string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1055,9 +1055,9 @@ type ResolveDeliveryRequest struct {
 	// How many attempts the operator saw. Not 0: the delivery is resolved only if it has just as many, so that a late repeat of SEND_AGAIN
 	// never sends it once more after its fate has become unknown again; such a repeat is ALREADY_APPLIED. 0: the state alone decides.
 	ObservedAttempts int64 `protobuf:"varint,6,opt,name=observed_attempts,json=observedAttempts,proto3" json:"observed_attempts,omitempty"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Actor string `protobuf:"bytes,7,opt,name=actor,proto3" json:"actor,omitempty"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Reason        string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1300,9 +1300,9 @@ type ResumeDestinationRequest struct {
 	// Which pause is to end. Not 0: only the one of this number, so that a late repeat of this request never ends a later one; such a
 	// repeat is ALREADY_APPLIED. 0: whichever holds.
 	PauseNumber int64 `protobuf:"varint,2,opt,name=pause_number,json=pauseNumber,proto3" json:"pause_number,omitempty"`
-	// Who. Required; 1-200 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Who. Required; 1-200 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Actor string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
-	// Why. Required; 1-500 bytes of UTF-8 without control characters. That of the first request is kept.
+	// Why. Required; 1-500 bytes of UTF-8 without control characters, not all spaces. That of the first request is kept.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
