@@ -120,7 +120,9 @@ const (
         SELECT idempotency_key FROM attempts WHERE tenant_id = $1 AND invoice_id = $2 AND outcome <> 1`
 	keysByTypeSQL = `
         SELECT n.operation_key AS key
-          FROM entitlements e JOIN entries n ON n.tenant_id = e.tenant_id AND n.entitlement_id = e.entitlement_id
+          FROM entitlements e,
+               -- OFFSET keeps this a probe for each: as a join, it is now and then taken for one with all of the tenant's entries.
+               LATERAL (SELECT operation_key FROM entries WHERE tenant_id = e.tenant_id AND entitlement_id = e.entitlement_id OFFSET 0) n
          WHERE e.tenant_id = $1 AND e.entitlement_type = $2 AND e.entitlement_type <> ''
         UNION ALL
         -- No index of attempts has the type: a grant should not pay for one. This walks the tenant's attempts.
