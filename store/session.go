@@ -73,18 +73,14 @@ type session struct {
 
 var errNoCancelRequests = errors.New("cancel requests are not sent")
 
-// connect makes sure that there is a connection to a writable primary. It belongs to no call's trace. The timeout is each host's own: one
-// that is silent, as a lost primary is, must leave time for the next.
+// connect makes sure that there is a connection to a writable primary. It belongs to no call's trace. The timeout is each address's own: one
+// that is silent, as a lost primary is, must leave time for the next. A name in the URL may have several.
 func (s *session) connect(timeout time.Duration) error {
 	if s.conn != nil && !s.conn.IsClosed() {
 		return nil
 	}
 	cfg := s.config.Copy()
 	cfg.ConnectTimeout = timeout
-	// Beside the hosts, their names must be found, and the statements prepared.
-	ctx, cancel := context.WithTimeout(s.ended, time.Duration(len(cfg.Fallbacks)+2)*timeout)
-	defer cancel()
-
 	cfg.ValidateConnect = validateWriter(s.commitTimeout)
 	dial, established := cfg.DialFunc, new(atomic.Bool)
 	cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -98,10 +94,12 @@ func (s *session) connect(timeout time.Duration) error {
 			s.unconfirmed = true
 		}
 	}
-	conn, err := pgx.ConnectConfig(ctx, cfg)
+	conn, err := pgx.ConnectConfig(s.ended, cfg)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNoSession, err)
 	}
+	ctx, cancel := context.WithTimeout(s.ended, timeout)
+	defer cancel()
 	registerArrays(conn.TypeMap())
 	if err := registerRowTypes(ctx, conn); err != nil {
 		conn.Close(ctx)

@@ -43,7 +43,7 @@ func TestSession_EndedInATransactionLosesNothing(t *testing.T) {
 // The machine of the primary is lost: its address answers nothing, not even that it is not there. All the time for a session went to it, and the
 // standby behind it in the URL was never asked, however often a caller tried again.
 func TestSession_SilentHostLeavesTimeForTheNext(t *testing.T) {
-	s := open(t, pgtest.BehindSilentHost(t, pgtest.New(t)), func(c *store.Config) { c.ConnectTimeout = 200 * time.Millisecond })
+	s := open(t, pgtest.BehindSilentHost(t, pgtest.New(t)), func(c *store.Config) { c.ConnectTimeout = time.Second })
 	want(t, s, grant("t", "k", "i", "x"), newly)
 }
 
