@@ -308,6 +308,10 @@ func TestCancelled_BeforeItsTurn(t *testing.T) {
 	defer cancel()
 	_, err := b.GrantEntitlement(ctx, grant("t1", "K", "INV-1"))
 	wantCode(t, "a caller whose time was over before its turn", err, codes.DeadlineExceeded)
+	// The server has read this call's frames after those that end the other, and so knows that its caller is gone.
+	if found := b.operation(t, byName("t1", "K", full)); found.GetOutcome() != notApplied {
+		t.Errorf("the look-up before its turn: %v", found)
+	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
