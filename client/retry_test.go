@@ -42,6 +42,18 @@ func TestGrant_UnavailableIsRetriedWithTheSameRequest(t *testing.T) {
 	sameRequests(t, s, request(key), 3)
 }
 
+// wantSentAgainAfter sends a grant to a server that refuses the first arrival and asks for a delay.
+func wantSentAgainAfter(t *testing.T, s *server, asked time.Duration) {
+	t.Helper()
+	if _, err := setup(t, s).Grant(within(t, 20*time.Second), request(key)); err != nil {
+		t.Fatal(err)
+	}
+	sameRequests(t, s, request(key), 2)
+	if seen := s.seen(); seen[1].at.Sub(seen[0].at) < asked {
+		t.Errorf("sent again after %v, asked for %v", seen[1].at.Sub(seen[0].at), asked)
+	}
+}
+
 func TestGrant_PushbackIsHonoured(t *testing.T) {
 	// Longer than the policy's own first backoff can be.
 	const asked = 500 * time.Millisecond
@@ -52,13 +64,7 @@ func TestGrant_PushbackIsHonoured(t *testing.T) {
 		}
 		return applied(), nil
 	}}
-	if _, err := setup(t, s).Grant(within(t, 20*time.Second), request(key)); err != nil {
-		t.Fatal(err)
-	}
-	sameRequests(t, s, request(key), 2)
-	if seen := s.seen(); seen[1].at.Sub(seen[0].at) < asked {
-		t.Errorf("sent again after %v, asked for %v", seen[1].at.Sub(seen[0].at), asked)
-	}
+	wantSentAgainAfter(t, s, asked)
 }
 
 func TestGrant_NegativePushbackForbidsRetries(t *testing.T) {
@@ -110,13 +116,7 @@ func TestGrant_OverloadIsRetriedAfterTheDelayAsked(t *testing.T) {
 		}
 		return applied(), nil
 	}}
-	if _, err := setup(t, s).Grant(within(t, 20*time.Second), request(key)); err != nil {
-		t.Fatal(err)
-	}
-	sameRequests(t, s, request(key), 2)
-	if seen := s.seen(); seen[1].at.Sub(seen[0].at) < asked {
-		t.Errorf("sent again after %v, asked for %v", seen[1].at.Sub(seen[0].at), asked)
-	}
+	wantSentAgainAfter(t, s, asked)
 }
 
 // gRPC answers RESOURCE_EXHAUSTED to a message that is too large, and proxies do to a quota: neither may be sent again.

@@ -383,12 +383,7 @@ func TestApplyAll_DuplicatesAreDecidedByPosition(t *testing.T) {
 			t.Fatalf("%d: %v", i, r.Err)
 		}
 		a := &r.Answer
-		winner := ""
-		if a.Operation != nil {
-			winner = a.Operation.IdempotencyKey
-		} else if a.Conflict != nil {
-			winner = a.Conflict.Stored.IdempotencyKey
-		}
+		winner := operationNamed(a)
 		if a.Outcome != steps[i].outcome || a.MatchedBy != steps[i].by || winner != steps[i].winner {
 			t.Errorf("%d %s: got %v by %v of %q (%s), want %v by %v of %q", i, steps[i].c.IdempotencyKey, a.Outcome, a.MatchedBy, winner,
 				describe(a), steps[i].outcome, steps[i].by, steps[i].winner)

@@ -203,14 +203,7 @@ func TestBatches_InvoiceMadeWhileOthersAreWaitedFor(t *testing.T) {
 	if _, err := first.Exec(t.Context(), `SELECT FROM invoices WHERE invoice_id = 'z' FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan []store.Result, 1)
-	go func() {
-		results, err := b.ApplyAll(t.Context(), []store.Command{*grant("t", "k2", "z", "x"), *reverse("t", "k3", "m", "x")}, nil)
-		if err != nil {
-			t.Error(err)
-		}
-		ended <- results
-	}()
+	answered := applyAllInBackground(t, b.Store, []store.Command{*grant("t", "k2", "z", "x"), *reverse("t", "k3", "m", "x")})
 	eventually(t, b.sql, blockedSQL, 0.05)
 	want(t, replica, record("t", "k4", "m", paid, 1), newly)
 	second, _ := begin(t, b.url)
@@ -221,7 +214,7 @@ func TestBatches_InvoiceMadeWhileOthersAreWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The answers come while the second one holds its lock.
-	results := <-ended
+	results := answered()
 	if len(results) != 2 || results[0].Err != nil || results[0].Answer.Outcome != newly ||
 		results[1].Err != nil || results[1].Answer.Outcome != rejected {
 		t.Errorf("got %+v", results)

@@ -30,15 +30,7 @@ func TestFirstFlight_AliasPurgedDuringTheWait(t *testing.T) {
 
 			under := grant("t", "alias", "z", "x")
 			under.Invoice.Version = 2
-			type results struct {
-				all []store.Result
-				err error
-			}
-			ended := make(chan results, 1)
-			go func() {
-				all, err := b.ApplyAll(t.Context(), []store.Command{*grant("t", "k2", "a", "x"), *under}, nil)
-				ended <- results{all, err}
-			}()
+			results := applyAllInBackground(t, b.Store, []store.Command{*grant("t", "k2", "a", "x"), *under})
 			eventually(t, b.sql, blockedSQL, 0.05)
 			if n := value[int64](t, b.sql, `SELECT purge_aliases(now() + interval '1 hour', 10)`); n != 1 {
 				t.Fatalf("%d aliases purged", n)
@@ -46,15 +38,12 @@ func TestFirstFlight_AliasPurgedDuringTheWait(t *testing.T) {
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			r := <-ended
-			if r.err != nil {
-				t.Fatal(r.err)
+			all := results()
+			if all[0].Err != nil || all[0].Answer.Outcome != already {
+				t.Errorf("the one that waited got %v, %v", all[0].Answer.Outcome, all[0].Err)
 			}
-			if r.all[0].Err != nil || r.all[0].Answer.Outcome != already {
-				t.Errorf("the one that waited got %v, %v", r.all[0].Answer.Outcome, r.all[0].Err)
-			}
-			if r.all[1].Err != nil || r.all[1].Answer.Outcome != newly {
-				t.Errorf("the one under the freed key got %v, %v: %s", r.all[1].Answer.Outcome, r.all[1].Err, describe(&r.all[1].Answer))
+			if all[1].Err != nil || all[1].Answer.Outcome != newly {
+				t.Errorf("the one under the freed key got %v, %v: %s", all[1].Answer.Outcome, all[1].Err, describe(&all[1].Answer))
 			}
 			checkLedgers(t, b.sql)
 		})
@@ -104,15 +93,7 @@ func TestFirstFlight_OthersCommitDuringTheWait(t *testing.T) {
 				c.command.Invoice.Version = 5
 				batch = append(batch, *c.command)
 			}
-			type results struct {
-				all []store.Result
-				err error
-			}
-			ended := make(chan results, 1)
-			go func() {
-				all, err := b.ApplyAll(t.Context(), batch, nil)
-				ended <- results{all, err}
-			}()
+			results := applyAllInBackground(t, b.Store, batch)
 			eventually(t, b.sql, blockedSQL, 0.05)
 			for _, c := range cases {
 				if c.elsewhere != nil {
@@ -122,15 +103,12 @@ func TestFirstFlight_OthersCommitDuringTheWait(t *testing.T) {
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			r := <-ended
-			if r.err != nil {
-				t.Fatal(r.err)
-			}
-			if r.all[0].Err != nil || r.all[0].Answer.Outcome != already {
-				t.Errorf("the one that waited got %v, %v", r.all[0].Answer.Outcome, r.all[0].Err)
+			all := results()
+			if all[0].Err != nil || all[0].Answer.Outcome != already {
+				t.Errorf("the one that waited got %v, %v", all[0].Answer.Outcome, all[0].Err)
 			}
 			for n, c := range cases {
-				if got := r.all[n+1]; got.Err != nil || got.Answer.Outcome != c.outcome {
+				if got := all[n+1]; got.Err != nil || got.Answer.Outcome != c.outcome {
 					t.Errorf("%s: got %v, %v; want %v", c.name, got.Answer.Outcome, got.Err, c.outcome)
 				}
 				if got := value[int64](t, b.sql, `SELECT COALESCE((SELECT version FROM invoices WHERE invoice_id = $1), -1)`, c.command.Grant.InvoiceID); got != c.version {

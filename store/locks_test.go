@@ -32,6 +32,25 @@ func applyInBackground(ctx context.Context, s *store.Store, c *store.Command) <-
 	return ended
 }
 
+// applyAllInBackground returns what waits for the batch's results, which must be asked for in the test's own goroutine.
+func applyAllInBackground(t *testing.T, s *store.Store, commands []store.Command) func() []store.Result {
+	t.Helper()
+	var results []store.Result
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		results, err = s.ApplyAll(t.Context(), commands, nil)
+		ended <- err
+	}()
+	return func() []store.Result {
+		t.Helper()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		return results
+	}
+}
+
 // insertGrant writes what another replica's transaction would for a grant.
 func insertGrant(t *testing.T, tx pgx.Tx, c *store.Command) {
 	t.Helper()

@@ -56,13 +56,7 @@ func TestApplyAll_IsLikeOneByOne(t *testing.T) {
 	b := setup(t)
 	told := func(r store.Result) string {
 		a := &r.Answer
-		winner := ""
-		if a.Operation != nil {
-			winner = a.Operation.IdempotencyKey
-		} else if a.Conflict != nil {
-			winner = a.Conflict.Stored.IdempotencyKey
-		}
-		return fmt.Sprint(a.Outcome, a.MatchedBy, winner, describe(a), r.Err)
+		return fmt.Sprint(a.Outcome, a.MatchedBy, operationNamed(a), describe(a), r.Err)
 	}
 	outcomes := make(map[string]int)
 	for seed := range uint64(40) {
@@ -116,19 +110,12 @@ func TestLocks_RepeatsKeepTheirOrder(t *testing.T) {
 		commands[i] = *grant("t", "k", "i", "x")
 	}
 	commands[0].Invoice.State = unpaid
-	done := make(chan []store.Result)
-	go func() {
-		results, err := b.ApplyAll(t.Context(), commands, nil)
-		if err != nil {
-			t.Error(err)
-		}
-		done <- results
-	}()
+	results := applyAllInBackground(t, b.Store, commands)
 	eventually(t, b.sql, blockedSQL, 0.1)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for i, r := range <-done {
+	for i, r := range results() {
 		outcome := already
 		switch i {
 		case 0:
@@ -160,19 +147,12 @@ func TestApplyAll_WinnerInBetweenKeepsTheOrder(t *testing.T) {
 			for _, i := range []int{0, 1, 3} {
 				commands[i].Invoice.State = unpaid
 			}
-			done := make(chan []store.Result)
-			go func() {
-				results, err := b.ApplyAll(t.Context(), commands, nil)
-				if err != nil {
-					t.Error(err)
-				}
-				done <- results
-			}()
+			results := applyAllInBackground(t, b.Store, commands)
 			eventually(t, b.sql, blockedSQL, 0)
 			if err := tx.Commit(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			for i, r := range <-done {
+			for i, r := range results() {
 				if want := []pb.Outcome{rejected, rejected, already, already, newly}[i]; r.Err != nil || r.Answer.Outcome != want {
 					t.Errorf("%d: got %v, %v, want %v", i, r.Answer.Outcome, r.Err, want)
 				}

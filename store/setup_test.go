@@ -145,6 +145,18 @@ func wantRejected(t testing.TB, s *store.Store, c *store.Command, reason pb.Reje
 	return a
 }
 
+// operationNamed is the key of the operation that an answer names, empty where it names none.
+func operationNamed(a *store.Answer) string {
+	switch {
+	case a.Operation != nil:
+		return a.Operation.IdempotencyKey
+	case a.Conflict != nil:
+		return a.Conflict.Stored.IdempotencyKey
+	default:
+		return ""
+	}
+}
+
 func describe(a *store.Answer) string {
 	switch {
 	case a.Rejection != nil:

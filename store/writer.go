@@ -107,14 +107,18 @@ func (w *writer) submit(ctx context.Context, commands []*pending) error {
 		p.claims = claimsOf(&p.command)
 	}
 	n, closed := w.queue.put(commands)
-	for _, p := range commands[n:] {
-		f := &Failure{Reason: ReasonQueueFull, RetryDelay: jitter(200 * time.Millisecond), Overload: true}
+	if n < len(commands) {
+		refused := Failure{Reason: ReasonQueueFull, Overload: true}
 		if closed {
-			f = &Failure{Reason: ReasonShuttingDown, RetryDelay: jitter(200 * time.Millisecond)}
+			refused = Failure{Reason: ReasonShuttingDown}
 		}
-		p.err = f
-		w.meters.unanswered(f.Reason, 1)
-		p.settle()
+		w.meters.unanswered(refused.Reason, len(commands)-n)
+		for _, p := range commands[n:] {
+			f := refused
+			f.RetryDelay = jitter(200 * time.Millisecond)
+			p.err = &f
+			p.settle()
+		}
 	}
 	select {
 	case <-t.done:
