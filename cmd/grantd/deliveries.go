@@ -35,7 +35,7 @@ type operator struct {
 }
 
 func (o *operator) followUps(io stdio) *followUps {
-	return &followUps{&o.Target, io.environment, o.Tenant, io.operator}
+	return newFollowUps(io, &o.Target, o.Tenant)
 }
 
 // operatorService is how every command here reaches a server, and how it prints what that says.

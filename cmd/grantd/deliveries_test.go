@@ -129,7 +129,7 @@ func (o *operators) deliveries(t *testing.T, args ...string) (stdout string, err
 	args = append(first, args[1:]...)
 	var out, errOut bytes.Buffer
 	env := append([]string{"USER=ana"}, o.environment...)
-	err = runOn(t.Context(), args, env, stdio{stdout: &out, stderr: &errOut, terminal: o.terminal, operator: operatorOf(env)})
+	err = runOn(t.Context(), args, stdio{stdout: &out, stderr: &errOut, terminal: o.terminal, env: env})
 	return out.String(), err
 }
 

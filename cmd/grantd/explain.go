@@ -52,7 +52,7 @@ func (c *explainCmd) run(ctx context.Context, io stdio) error {
 	if c.JSON {
 		err = writeStoriesJSON(io.stdout, stories, more)
 	} else {
-		err = writeStories(io.stdout, c, &followUps{&c.Target, io.environment, c.Tenant, io.operator}, stories, more)
+		err = writeStories(io.stdout, c, newFollowUps(io, &c.Target, c.Tenant), stories, more)
 	}
 	if err == nil && !known(stories) {
 		err = c.nothing()

@@ -16,6 +16,10 @@ type followUps struct {
 	operator string
 }
 
+func newFollowUps(io stdio, called *target, tenant string) *followUps {
+	return &followUps{called, environmentTarget(io.env), tenant, operatorOf(io.env)}
+}
+
 // What stands for what a person must say. No order is given with it.
 const (
 	actorToSay  = "ACTOR"

@@ -41,15 +41,13 @@ type config struct {
 	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
-// stdio is where a command writes, and for whom.
+// stdio is where a command writes, and what is around it.
 type stdio struct {
 	stdout, stderr io.Writer
 	// terminal says that the standard output is one. Nothing is cut to fit where it is not.
 	terminal bool
-	// operator is who runs the command, empty where the environment does not say so.
-	operator string
-	// environment is the server that a command without flags would call.
-	environment target
+	// env has the variables, in the form NAME=value.
+	env []string
 }
 
 // command is what each of them implements.
@@ -61,10 +59,10 @@ type command interface {
 type exited struct{ code int }
 
 func run(ctx context.Context, args, env []string, stdout, stderr io.Writer) error {
-	return runOn(ctx, args, env, stdio{stdout: stdout, stderr: stderr, terminal: isTerminal(stdout), operator: operatorOf(env)})
+	return runOn(ctx, args, stdio{stdout: stdout, stderr: stderr, terminal: isTerminal(stdout), env: env})
 }
 
-func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
+func runOn(ctx context.Context, args []string, io stdio) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			e, ok := p.(exited)
@@ -82,8 +80,8 @@ func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
 		kong.Description("An entitlement authority: a paid invoice grants an entitlement exactly once."),
 		kong.Writers(io.stdout, io.stderr),
 		kong.Exit(func(code int) { panic(exited{code}) }),
-		kong.Resolvers(environment(env)),
-		kong.Vars{"operator": io.operator, "addr": defaultAddr},
+		kong.Resolvers(environment(io.env)),
+		kong.Vars{"operator": operatorOf(io.env), "addr": defaultAddr},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if err != nil {
@@ -93,7 +91,6 @@ func runOn(ctx context.Context, args, env []string, io stdio) (err error) {
 	if err != nil {
 		return withHelp(err)
 	}
-	io.environment = environmentTarget(env)
 	selected := parsed.Selected().Target.Addr().Interface().(command)
 	return selected.run(ctx, io)
 }
